@@ -8,7 +8,6 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
-import google.protobuf.timestamp_pb2
 import protos.incident_pb2
 import protos.job_pb2
 import protos.membership_pb2
@@ -306,31 +305,30 @@ class Event(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
-    TIME_FIELD_NUMBER: builtins.int
+    TIME_NS_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """resume with from_revision = revision + 1"""
+    time_ns: builtins.int
+    """wall clock, since the epoch; for people"""
     kind: builtins.str
     """e.g. job.submitted, job.phase, node.joined, node.left, node.dead, incident.closed"""
     job: builtins.str
     node: builtins.str
     message: builtins.str
-    @property
-    def time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
-        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        time_ns: builtins.int = ...,
         kind: builtins.str = ...,
         job: builtins.str = ...,
         node: builtins.str = ...,
         message: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["time", b"time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "kind", b"kind", "message", b"message", "node", b"node", "revision", b"revision", "time", b"time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "kind", b"kind", "message", b"message", "node", b"node", "revision", b"revision", "time_ns", b"time_ns"]) -> None: ...
 
 Global___Event: typing_extensions.TypeAlias = Event

@@ -9,7 +9,6 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
-import google.protobuf.timestamp_pb2
 import sys
 import typing
 
@@ -25,24 +24,21 @@ class IncidentMark(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PHASE_FIELD_NUMBER: builtins.int
-    TIME_FIELD_NUMBER: builtins.int
+    TIME_NS_FIELD_NUMBER: builtins.int
     NOTE_FIELD_NUMBER: builtins.int
     phase: builtins.str
     """detected, paused, pulled, regrouped, first_step, ..."""
+    time_ns: builtins.int
+    """wall clock, since the epoch; for people, nothing is decided from it"""
     note: builtins.str
-    @property
-    def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """for people; nothing is decided from it"""
-
     def __init__(
         self,
         *,
         phase: builtins.str = ...,
-        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        time_ns: builtins.int = ...,
         note: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["time", b"time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["note", b"note", "phase", b"phase", "time", b"time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["note", b"note", "phase", b"phase", "time_ns", b"time_ns"]) -> None: ...
 
 Global___IncidentMark: typing_extensions.TypeAlias = IncidentMark
 

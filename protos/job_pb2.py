@@ -22,10 +22,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/job.proto\x12\x0bhotspare.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa6\x02\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x02 \x03(\t\x12:\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32%.hotspare.v1.JobSpec.EnvironmentEntry\x12\x19\n\x11working_directory\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x17\n\x0fshard_positions\x18\x06 \x01(\x05\x12\x16\n\x0eranks_per_node\x18\x07 \x01(\x05\x12\x0e\n\x06spares\x18\x08 \x01(\x05\x12\x0c\n\x04seed\x18\t \x01(\x03\x12\x10\n\x08restarts\x18\n \x01(\x05\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x91\x01\n\x03Job\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.hotspare.v1.JobSpec\x12\x15\n\rspec_revision\x18\x02 \x01(\x03\x12\x0c\n\x04stop\x18\x03 \x01(\t\x12-\n\tsubmitted\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\x97\x02\n\tJobStatus\x12+\n\x05state\x18\x01 \x01(\x0e\x32\x1c.hotspare.v1.JobStatus.State\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x01(\x05\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x0f\n\x07\x64igests\x18\x06 \x03(\t\"\x87\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0c\n\x08STARTING\x10\x02\x12\x0b\n\x07RUNNING\x10\x03\x12\x0e\n\nRECOVERING\x10\x04\x12\x0c\n\x08\x46INISHED\x10\x05\x12\x0b\n\x07STOPPED\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x12\x08\n\x04LOST\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/job.proto\x12\x0bhotspare.v1\"\xa6\x02\n\x07JobSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x02 \x03(\t\x12:\n\x0b\x65nvironment\x18\x03 \x03(\x0b\x32%.hotspare.v1.JobSpec.EnvironmentEntry\x12\x19\n\x11working_directory\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x17\n\x0fshard_positions\x18\x06 \x01(\x05\x12\x16\n\x0eranks_per_node\x18\x07 \x01(\x05\x12\x0e\n\x06spares\x18\x08 \x01(\x05\x12\x0c\n\x04seed\x18\t \x01(\x03\x12\x10\n\x08restarts\x18\n \x01(\x05\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"x\n\x03Job\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.hotspare.v1.JobSpec\x12\x15\n\rspec_revision\x18\x02 \x01(\x03\x12\x0c\n\x04stop\x18\x03 \x01(\t\x12\x14\n\x0csubmitted_ns\x18\x04 \x01(\x03\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\x97\x02\n\tJobStatus\x12+\n\x05state\x18\x01 \x01(\x0e\x32\x1c.hotspare.v1.JobStatus.State\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08replicas\x18\x03 \x01(\x05\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x0f\n\x07\x64igests\x18\x06 \x03(\t\"\x87\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0c\n\x08STARTING\x10\x02\x12\x0b\n\x07RUNNING\x10\x03\x12\x0e\n\nRECOVERING\x10\x04\x12\x0c\n\x08\x46INISHED\x10\x05\x12\x0b\n\x07STOPPED\x10\x06\x12\n\n\x06\x46\x41ILED\x10\x07\x12\x08\n\x04LOST\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBSPEC_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_JOBSPEC_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSPEC']._serialized_start=67
-  _globals['_JOBSPEC']._serialized_end=361
-  _globals['_JOBSPEC_ENVIRONMENTENTRY']._serialized_start=311
-  _globals['_JOBSPEC_ENVIRONMENTENTRY']._serialized_end=361
-  _globals['_JOB']._serialized_start=364
-  _globals['_JOB']._serialized_end=509
-  _globals['_JOBSTATUS']._serialized_start=512
-  _globals['_JOBSTATUS']._serialized_end=791
-  _globals['_JOBSTATUS_STATE']._serialized_start=656
-  _globals['_JOBSTATUS_STATE']._serialized_end=791
+  _globals['_JOBSPEC']._serialized_start=34
+  _globals['_JOBSPEC']._serialized_end=328
+  _globals['_JOBSPEC_ENVIRONMENTENTRY']._serialized_start=278
+  _globals['_JOBSPEC_ENVIRONMENTENTRY']._serialized_end=328
+  _globals['_JOB']._serialized_start=330
+  _globals['_JOB']._serialized_end=450
+  _globals['_JOBSTATUS']._serialized_start=453
+  _globals['_JOBSTATUS']._serialized_end=732
+  _globals['_JOBSTATUS_STATE']._serialized_start=597
+  _globals['_JOBSTATUS_STATE']._serialized_end=732
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,6 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
-import google.protobuf.timestamp_pb2
 import sys
 import typing
 
@@ -92,28 +91,28 @@ class Job(google.protobuf.message.Message):
     SPEC_FIELD_NUMBER: builtins.int
     SPEC_REVISION_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
-    SUBMITTED_FIELD_NUMBER: builtins.int
+    SUBMITTED_NS_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     spec_revision: builtins.int
     stop: builtins.str
     """why the operator wants it ended; empty when not"""
+    submitted_ns: builtins.int
+    """wall clock, since the epoch; for people"""
     request_id: builtins.str
     """of the submission: the same request submits once"""
     @property
     def spec(self) -> Global___JobSpec: ...
-    @property
-    def submitted(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
         spec: Global___JobSpec | None = ...,
         spec_revision: builtins.int = ...,
         stop: builtins.str = ...,
-        submitted: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        submitted_ns: builtins.int = ...,
         request_id: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["spec", b"spec", "submitted", b"submitted"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "spec", b"spec", "spec_revision", b"spec_revision", "stop", b"stop", "submitted", b"submitted"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "spec", b"spec", "spec_revision", b"spec_revision", "stop", b"stop", "submitted_ns", b"submitted_ns"]) -> None: ...
 
 Global___Job: typing_extensions.TypeAlias = Job
 

@@ -9,7 +9,6 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
-import google.protobuf.timestamp_pb2
 import sys
 import typing
 
@@ -250,20 +249,19 @@ class DeadIncarnation(google.protobuf.message.Message):
 
     INCARNATION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    TIME_FIELD_NUMBER: builtins.int
+    TIME_NS_FIELD_NUMBER: builtins.int
     incarnation: builtins.str
     reason: builtins.str
-    @property
-    def time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    time_ns: builtins.int
+    """wall clock, since the epoch; for people"""
     def __init__(
         self,
         *,
         incarnation: builtins.str = ...,
         reason: builtins.str = ...,
-        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        time_ns: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["time", b"time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "reason", b"reason", "time", b"time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "reason", b"reason", "time_ns", b"time_ns"]) -> None: ...
 
 Global___DeadIncarnation: typing_extensions.TypeAlias = DeadIncarnation
 

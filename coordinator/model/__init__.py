@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen values: what the cluster is, as decisions see it.
+
+Every record of ``protos/`` has a dataclass of the same name and fields here, so that decisions
+work on hashable, immutable values; :mod:`coordinator.model.convert` turns one into the other.
+"""
+
+from coordinator.model.convert import from_record, to_record
+from coordinator.model.incident import Cause, Incident, IncidentMark
+from coordinator.model.job import Job, JobSpec, JobState, JobStatus
+from coordinator.model.membership import (
+    Ack,
+    Generation,
+    Phase,
+    Progress,
+    Pull,
+    RankAck,
+    RankProgress,
+    Rendezvous,
+    Slot,
+    SlotRank,
+    Source,
+    StepPhase,
+)
+from coordinator.model.node import (
+    Assignment,
+    DeadIncarnation,
+    Device,
+    DeviceKind,
+    Node,
+    NodeFlags,
+    SpareAssignment,
+    Trainer,
+    TrainerExit,
+    TrainerState,
+    Warm,
+)
+from coordinator.model.settings import Settings
+from coordinator.model.view import ClusterView, JobView, LiveNode, Suspect, Verdict
+
+__all__ = [
+    "Ack",
+    "Assignment",
+    "Cause",
+    "ClusterView",
+    "DeadIncarnation",
+    "Device",
+    "DeviceKind",
+    "Generation",
+    "Incident",
+    "IncidentMark",
+    "Job",
+    "JobSpec",
+    "JobState",
+    "JobStatus",
+    "JobView",
+    "LiveNode",
+    "Node",
+    "NodeFlags",
+    "Phase",
+    "Progress",
+    "Pull",
+    "RankAck",
+    "RankProgress",
+    "Rendezvous",
+    "Settings",
+    "Slot",
+    "SlotRank",
+    "Source",
+    "SpareAssignment",
+    "StepPhase",
+    "Suspect",
+    "Trainer",
+    "TrainerExit",
+    "TrainerState",
+    "Verdict",
+    "Warm",
+    "from_record",
+    "to_record",
+]

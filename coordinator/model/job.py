@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs; the fields are those of ``protos/job.proto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the operator submitted, validated."""
+
+    name: str = ""
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    working_directory: str = ""
+    replicas: int = 1
+    shard_positions: int = 1
+    ranks_per_node: int = 1
+    spares: int = 0
+    seed: int = 0
+    restarts: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """The number of trainers of the whole job."""
+        return self.replicas * self.shard_positions
+
+    @property
+    def slots(self) -> int:
+        """The number of nodes of the whole job."""
+        return self.ranks // self.ranks_per_node
+
+    def rank(self, slot: int, local_rank: int) -> int:
+        """The rank of a slot's local rank: fixed for the whole job."""
+        return slot * self.ranks_per_node + local_rank
+
+    def shard_position(self, rank: int) -> int:
+        """Which part of the model a rank holds."""
+        return rank % self.shard_positions
+
+    def replica(self, rank: int) -> int:
+        """Which replica a rank belongs to."""
+        return rank // self.shard_positions
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``jobs/<job>/spec``: the submission, and whether an operator wants it ended."""
+
+    spec: JobSpec = JobSpec()
+    spec_revision: int = 0
+    stop: str = ""
+    submitted_ns: int = 0
+    request_id: str = ""
+
+
+class JobState(IntEnum):
+    """What has become of a job."""
+
+    STATE_UNSPECIFIED = 0
+    WAITING = 1
+    STARTING = 2
+    RUNNING = 3
+    RECOVERING = 4
+    FINISHED = 5
+    STOPPED = 6
+    FAILED = 7
+    LOST = 8
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will happen to the job any more."""
+        return self in (JobState.FINISHED, JobState.STOPPED, JobState.FAILED, JobState.LOST)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """``jobs/<job>/status``: the job's state and why."""
+
+    state: JobState = JobState.STATE_UNSPECIFIED
+    reason: str = ""
+    replicas: int = 0
+    step: int = 0
+    generation: int = 0
+    digests: tuple[str, ...] = ()

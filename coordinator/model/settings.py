@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings that decisions depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Seconds, all of them, unless the name says otherwise."""
+
+    lease_ttl: float = 5.0
+    """A node's and a leader's lease. After an outage of etcd no node is declared dead for this
+    and ``election_timeout`` together."""
+
+    election_timeout: float = 1.0
+    """etcd's own; see ``lease_ttl``."""
+
+    probe: float = 1.0
+    """How long a suspected node may take to answer a direct probe."""
+
+    start: float = 300.0
+    """How long a node may take to start the trainers of a slot."""
+
+    pause: float = 15.0
+    """How long an owner that holds state may take to acknowledge a PAUSE."""
+
+    restore: float = 300.0
+    """How long an owner may take to hold the resume step's state and join."""
+
+    progress: float = 600.0
+    """A RUNNING job that commits no step for this long is paused, to find who doesn't answer."""
+
+    regroup: float = 0.25
+    """How long a broken group waits for a culprit to show before it is rebuilt with everybody;
+    doubled for each such generation in a row."""
+
+    regroup_max: float = 30.0
+    """Upper bound of that doubling."""
+
+    status: float = 1.0
+    """A job's step is written to its status at most once in this time."""
