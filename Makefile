@@ -1,10 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
+
+# The interpreter that the environment is built on; deploy/dev/setup reads it.
+export PYTHON
+# Test processes at a time.
+JOBS ?= 2
+# More arguments for pytest: make test ARGS='-k lease'
+ARGS ?=
+
+# Before a command: its programs, and etcd, are looked for in the environment first.
+IN := PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+# The folders that hold Python code; the linters look at those that exist.
+CODE := $(wildcard coordinator workerd protos tests examples benchmarks)
+SCRIPTS := .ci/run $(wildcard deploy/dev/*)
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: ## make .venv and find etcd; quick where it is done already
+	@deploy/dev/setup
+
+.PHONY: demo
+demo: setup ## kill a node of a small training job here, and watch it recover
+	@$(IN) hotspare demo
+
+.PHONY: test
+test: setup ## run the tests
+	@echo '==> pytest tests, $(JOBS) at a time'
+	@$(IN) python -m pytest tests -n $(JOBS) --dist loadgroup $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: setup ## run the tests that need a GPU
+	@$(IN) python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+		|| echo '==> torch finds no GPU here: these tests will be skipped'
+	@echo '==> pytest tests/gpu'
+	@$(IN) python -m pytest tests/gpu $(ARGS)
+
+.PHONY: lint
+lint: setup ## check format, types, imports, dependencies, stubs, scripts
+	@echo '==> ruff format' && $(IN) ruff format --check --quiet .
+	@echo '==> ruff check' && $(IN) ruff check --quiet .
+	@echo '==> mypy --strict' && $(IN) mypy $(CODE)
+	@echo '==> import-linter' && $(IN) lint-imports
+	@echo '==> deptry' && $(IN) deptry .
+	@echo '==> file lengths' && deploy/dev/check-lengths
+	@echo '==> stubs' && deploy/dev/protos --check
+	@echo '==> shellcheck' && if command -v shellcheck >/dev/null; then \
+		shellcheck -x $(filter-out %.txt,$(SCRIPTS)); else echo 'not on PATH: left out'; fi
+
+.PHONY: format
+format: setup ## format the code, and mend what ruff can mend
+	@$(IN) ruff format .
+	@$(IN) ruff check --fix .
 
 .PHONY: protos
 protos: ## generate the stubs in protos/ from its .proto files
 	@deploy/dev/protos
+
+.PHONY: bench
+bench: setup ## run the benchmarks; they write build/bench.json
+	@$(IN) python -m benchmarks
+
+.PHONY: lock
+lock: ## write requirements-dev.lock anew, with the newest versions
+	@deploy/dev/lock
+
+.PHONY: clean
+clean: ## remove what the targets above have made, the environments too
+	rm -rf .venv .venv-protos build dist .hypothesis .import_linter_cache .mypy_cache \
+		.pytest_cache .ruff_cache
+	find . -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -11,32 +11,58 @@ die() {
     exit 1
 }
 
-# A value on which a finished piece of set-up depends: the content of the files named and the
-# interpreter's version.
-fingerprint() {
-    { "${PYTHON:-python3}" --version && cat "$@"; } 2>&1 | sha256sum | cut -d ' ' -f 1
+# One set-up at a time in this checkout, until the script that asks for it ends.
+lock_setup() {
+    command -v flock >/dev/null || return 0
+    mkdir -p build
+    exec 9>build/.setup.lock
+    flock --nonblock 9 || {
+        say "waiting for another set-up in this checkout"
+        flock 9
+    }
 }
 
-# is_done STAMP FINGERPRINT: that piece of set-up has been finished with exactly these inputs.
-is_done() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+# step STAMP SAYS FILES... -- COMMAND...: run the command, unless it has succeeded before with the
+# same content of these files. STAMP remembers it.
+step() {
+    local stamp=$1 says=$2 inputs=() wanted
+    shift 2
+    while [ "$1" != -- ]; do
+        inputs+=("$1")
+        shift
+    done
+    shift
+    wanted=$(cat "${inputs[@]}" | sha256sum)
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    say "$says"
+    "$@"
+    echo "$wanted" >"$stamp"
+}
+
+can_apt() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
+
+# Run a command silently, and show what it printed where it fails.
+quietly() {
+    local log
+    log=$(mktemp)
+    if ! "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        rm -f "$log"
+        return 1
+    fi
+    rm -f "$log"
+}
 
 # Install Debian packages, or name them where that takes another user or another system.
 need_packages() {
-    if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
-        die "install these packages with your system's package manager (Debian's names), then run" \
-            "this again: $*"
-    fi
+    can_apt || die "missing on this machine: $* (the names of Debian's packages)." \
+        "Install them as root, then run this again."
     say "apt: installing $*"
-    local log
-    log=$(mktemp)
-    if ! { apt-get update -qq &&
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"; } \
-        >"$log" 2>&1; then
-        cat "$log" >&2
-        rm -f "$log"
+    quietly apt-get update -q || die "apt-get update failed"
+    DEBIAN_FRONTEND=noninteractive quietly apt-get install -y -q --no-install-recommends "$@" ||
         die "apt-get could not install: $*"
-    fi
-    rm -f "$log"
 }
 
 # The interpreter that virtual environments are made from: $PYTHON, else python3.
@@ -47,25 +73,34 @@ need_python() {
         need_packages python3 python3-venv
     fi
     "$python" -c "import sys; sys.exit(sys.version_info < (3, $MIN_PYTHON_MINOR))" ||
-        die "$("$python" --version) is too old: install Python 3.$MIN_PYTHON_MINOR or newer, or name one:" \
-            "make PYTHON=/path/to/python3"
-}
-
-# make_venv FOLDER: a virtual environment there, unless there is one already.
-make_venv() {
-    local venv=$1 python=${PYTHON:-python3}
-    "$venv/bin/python" -m pip --version >/dev/null 2>&1 && return
-    need_python
+        die "$("$python" --version) is too old: install Python 3.$MIN_PYTHON_MINOR or newer, and" \
+            "name it: make PYTHON=python3.$MIN_PYTHON_MINOR ..."
     # Debian and Ubuntu ship the standard library's venv without the pip that it installs.
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || need_packages python3-venv
-    say "creating $venv with $("$python" --version)"
-    "$python" -m venv --clear "$venv"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || need_packages \
+        "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
 }
 
-# pip_install VENV ARGUMENTS...: quiet unless it fails.
+# The environment works, belongs to this folder (its scripts hold its path) and, where PYTHON names
+# an interpreter, is of that one's version.
+venv_fits() {
+    local version='import sys; print(sys.version_info[:2])' have
+    have=$("$1/bin/python" -c "import pip; $version" 2>/dev/null) || return
+    head -n 3 "$1/bin/pip" | grep -qF "$PWD/$1/bin/" || return
+    [ -z "${PYTHON:-}" ] || [ "$have" = "$("$PYTHON" -c "$version")" ]
+}
+
+# make_venv FOLDER: a virtual environment there, unless a fitting one is there already.
+make_venv() {
+    venv_fits "$1" && return
+    need_python
+    say "creating $1 with $("${PYTHON:-python3}" --version)"
+    "${PYTHON:-python3}" -m venv --clear "$1"
+}
+
+# pip_install VENV ARGUMENTS...
 pip_install() {
-    local venv=$1
+    local python=$1/bin/python
     shift
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --no-warn-script-location "$@"
+    quietly "$python" -m pip install --disable-pip-version-check --progress-bar off "$@" ||
+        die "pip could not install: $*"
 }
