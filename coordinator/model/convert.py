@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
 from functools import cache
@@ -21,11 +22,12 @@ M = TypeVar("M", bound=Message)
 
 
 @cache
-def _shape(cls: type) -> tuple[tuple[str, str, Any], ...]:
+def _shape(cls: Callable[..., Any]) -> tuple[tuple[str, str, Any], ...]:
     """(field, kind, inner type) of each field; kind is one of value, one, many, map."""
-    hints = typing.get_type_hints(cls)
+    of: Any = cls
+    hints = typing.get_type_hints(of)
     shape = []
-    for field in fields(cls):
+    for field in fields(of):
         hint = hints[field.name]
         arguments = typing.get_args(hint)
         if typing.get_origin(hint) is tuple:
@@ -48,7 +50,7 @@ def _inward(kind: Any, raw: Any) -> Any:
     return kind(raw) if isinstance(kind, type) and issubclass(kind, IntEnum) else raw
 
 
-def from_record(cls: type[V], record: Message) -> V:
+def from_record(cls: Callable[..., V], record: Message) -> V:
     """The frozen value of a record.
 
     Raises ValueError when the record has an enum value that this version doesn't know.
@@ -69,7 +71,8 @@ def from_record(cls: type[V], record: Message) -> V:
 
 def to_record(value: Any, record: M) -> M:
     """Fill an empty record with a frozen value's fields, and return it."""
-    for name, kind, _ in _shape(type(value)):
+    cls: Callable[..., Any] = type(value)
+    for name, kind, _ in _shape(cls):
         raw = getattr(value, name)
         if kind == "map":
             getattr(record, name).update(raw)

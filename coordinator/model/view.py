@@ -6,15 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from types import MappingProxyType
-from typing import Any
 
 from coordinator.model.incident import Incident
 from coordinator.model.job import Job, JobStatus
 from coordinator.model.membership import Ack, Generation, Progress, Slot
 from coordinator.model.node import Assignment, Node, NodeFlags, SpareAssignment
-
-_EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,9 @@ class JobView:
     job: Job
     status: JobStatus | None = None
     generation: Generation | None = None
-    slots: Mapping[int, Slot] = field(default=_EMPTY)
-    acks: Mapping[str, Ack] = field(default=_EMPTY)
-    progress: Mapping[str, Progress] = field(default=_EMPTY)
+    slots: Mapping[int, Slot] = field(default_factory=dict)
+    acks: Mapping[str, Ack] = field(default_factory=dict)
+    progress: Mapping[str, Progress] = field(default_factory=dict)
     incident: Incident | None = None
     phase_at: float = 0.0
     """When this leader first saw the generation in its phase."""
@@ -68,17 +64,27 @@ class JobView:
     status_at: float = float("-inf")
     """When the status was last written."""
 
+    @property
+    def current(self) -> Generation:
+        """The generation record.
+
+        Raises LookupError for a job that has none yet: who asks must know that it has.
+        """
+        if self.generation is None:
+            raise LookupError(f"job {self.job.spec.name} has no generation yet")
+        return self.generation
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """All that the leader knows, at one revision of etcd."""
 
-    nodes: Mapping[str, LiveNode] = field(default=_EMPTY)
-    flags: Mapping[str, NodeFlags] = field(default=_EMPTY)
-    assignments: Mapping[str, Assignment] = field(default=_EMPTY)
-    spares: Mapping[str, SpareAssignment] = field(default=_EMPTY)
-    jobs: Mapping[str, JobView] = field(default=_EMPTY)
-    suspects: Mapping[tuple[str, str], Suspect] = field(default=_EMPTY)
+    nodes: Mapping[str, LiveNode] = field(default_factory=dict)
+    flags: Mapping[str, NodeFlags] = field(default_factory=dict)
+    assignments: Mapping[str, Assignment] = field(default_factory=dict)
+    spares: Mapping[str, SpareAssignment] = field(default_factory=dict)
+    jobs: Mapping[str, JobView] = field(default_factory=dict)
+    suspects: Mapping[tuple[str, str], Suspect] = field(default_factory=dict)
     """By (node, incarnation)."""
     no_eviction_before: float = float("-inf")
     """Monotonic: after an outage of etcd nobody is declared dead before this."""

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure decisions: what the leader does next, and why.
+
+:func:`plan` knows no clock, randomness, thread, gRPC or etcd. Its actions are carried out one
+by one, each as one guarded transaction; it is asked again after every change, so an action that
+fails because the world moved on is simply decided anew.
+"""
+
+from __future__ import annotations
+
+from coordinator.model import ClusterView, JobView, Phase, Settings
+from coordinator.plan import deaths, incidents, membership, recover, status, warm
+from coordinator.plan.actions import (
+    Action,
+    DeclareDead,
+    KeepWarm,
+    Probe,
+    Transition,
+    Unassign,
+    UpdateIncident,
+    UpdateStatus,
+    Wait,
+)
+
+__all__ = [
+    "Action",
+    "DeclareDead",
+    "KeepWarm",
+    "Probe",
+    "Transition",
+    "Unassign",
+    "UpdateIncident",
+    "UpdateStatus",
+    "Wait",
+    "plan",
+]
+
+
+def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...]:
+    """All that is to be done in this view of the cluster.
+
+    ``now`` is the leader's monotonic time in seconds. At most one :class:`Transition` per job,
+    and no node in two of them.
+    """
+    actions: list[Action] = list(deaths.of_suspects(view, now))
+    taken: set[str] = set()
+    for name in sorted(view.jobs):
+        job = view.jobs[name]
+        decided = _job(view, job, taken, now, settings)
+        actions.extend(decided)
+        for one in decided:
+            if isinstance(one, Transition):
+                taken.update(place.node for place in one.assign)
+        waits = next((one.reason for one in decided if isinstance(one, Wait)), "")
+        written = status.update(job, waits, now, settings)
+        if written is not None:
+            actions.append(written)
+    actions.extend(warm.leftovers(view))
+    actions.extend(warm.spares(view, taken))
+    return tuple(actions)
+
+
+def _job(
+    view: ClusterView, job: JobView, taken: set[str], now: float, settings: Settings
+) -> list[Action]:
+    generation = job.generation
+    if generation is not None and generation.phase.ended:
+        return []
+    if job.job.stop:
+        return [membership.ended(job, Phase.STOPPED, f"stopped by an operator: {job.job.stop}")]
+    if generation is None:
+        return [membership.first(view, job, taken)]
+
+    if generation.phase is Phase.RUNNING:
+        over = recover.finished(job)
+        if over is not None:
+            return [over]
+    changed = membership.change(view, job, taken, membership.find(view, job))
+    if changed is not None:
+        return [changed]
+    late = list(deaths.of_deadlines(view, job, now, settings))
+    if late:
+        return late
+
+    actions: list[Action] = []
+    noted = incidents.follow(job)
+    if generation.phase is Phase.PAUSE:
+        actions.append(recover.paused(view, job))
+    elif generation.phase is Phase.RESTORE:
+        again = recover.broken(view, job, now, settings)
+        if again is not None:
+            return [again]
+        if noted is not None:
+            return [noted]  # before the next mark, so that the timeline stands in order
+        actions.append(recover.restoring(job))
+    elif generation.phase is Phase.RUNNING:
+        again = recover.broken(view, job, now, settings)
+        if again is not None:
+            return [again]
+        if noted is not None:
+            actions.append(noted)
+    return actions

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is dead. There is one way to die: the fenced record of the dead incarnation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coordinator.model import ClusterView, JobView, Phase, Settings, Slot, Verdict
+from coordinator.plan import holders
+from coordinator.plan.actions import Action, DeclareDead, Probe, Wait
+
+
+def of_suspects(view: ClusterView, now: float) -> Iterator[Action]:
+    """Probe every incarnation whose lease is gone; declare dead who doesn't answer."""
+    for (node, incarnation), suspect in sorted(view.suspects.items()):
+        if view.flags_of(node).is_dead(incarnation):
+            continue
+        live = view.nodes.get(node)
+        if live is not None and live.record.incarnation != incarnation:
+            yield DeclareDead(
+                node, incarnation, f"the node came back as incarnation {live.record.incarnation}"
+            )
+        elif suspect.verdict is Verdict.DEAD and now >= view.no_eviction_before:
+            yield DeclareDead(
+                node, incarnation, f"its lease is gone and a direct probe says: {suspect.detail}"
+            )
+        elif suspect.verdict is not Verdict.DEAD:
+            yield Probe(node, incarnation, suspect.control_address, "its lease is gone")
+
+
+def of_deadlines(
+    view: ClusterView, job: JobView, now: float, settings: Settings
+) -> Iterator[Action]:
+    """Who misses the deadline of a phase is lost itself (rule 7), but never as a last holder."""
+    generation = job.generation
+    if generation is None or now < view.no_eviction_before:
+        return
+    waited = now - job.phase_at
+    late: list[tuple[Slot, str]] = []
+    if generation.phase is Phase.PAUSE:
+        for slot in holders.owners(job):
+            limit = _pause_limit(view, job, slot, settings)
+            if waited >= limit and holders.acks(job, slot) is None:
+                late.append((slot, f"it has not acknowledged PAUSE within {limit:g} s"))
+    elif generation.phase is Phase.RESTORE and waited >= settings.restore:
+        for slot in holders.owners(job):
+            for local in range(len(slot.ranks)):
+                seen = holders.progress(job, slot, local)
+                if seen is None or seen.restored < generation.generation:
+                    late.append((slot, f"it has not restored within {settings.restore:g} s"))
+                    break
+    for slot, why in late:
+        if view.flags_of(slot.node).is_dead(slot.incarnation):
+            continue
+        if holders.keeps_a_holder(view, job, frozenset(one.slot for one, _ in late)):
+            yield DeclareDead(slot.node, slot.incarnation, why)
+        else:
+            yield Wait(
+                job.job.spec.name,
+                f"node {slot.node}: {why}; it is the last holder of its shard position, "
+                "so it is not given up while it may still answer",
+            )
+
+
+def _pause_limit(view: ClusterView, job: JobView, slot: Slot, settings: Settings) -> float:
+    """An owner whose trainers exist must answer soon; one that must start them gets longer."""
+    generation = job.current
+    fresh = any(rank.since == generation.generation for rank in slot.ranks)
+    return settings.start if fresh else settings.pause

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timeline of a failure, from its detection to the first step after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coordinator.model import Cause, Incident, IncidentMark, JobView, Phase, StepPhase
+from coordinator.plan import holders
+from coordinator.plan.actions import UpdateIncident
+
+
+def detected(
+    job: JobView, generation: int, cause: Cause, nodes: tuple[str, ...], why: str
+) -> Incident:
+    """The incident that a new generation belongs to: the open one goes on, else one begins."""
+    mark = IncidentMark(phase="detected", note=why)
+    current = job.incident
+    if current is not None and not current.closed:
+        return replace(
+            current,
+            nodes=tuple(dict.fromkeys(current.nodes + nodes)),
+            last_generation=generation,
+            marks=(*current.marks, mark),
+        )
+    name = job.job.spec.name
+    return Incident(
+        id=f"{name}.{generation}",
+        job=name,
+        cause=cause,
+        nodes=nodes,
+        detail=why,
+        first_generation=generation,
+        last_generation=generation,
+        marks=(mark,),
+    )
+
+
+def marked(job: JobView, phase: str, note: str = "") -> Incident | None:
+    """The open incident with one more mark; None when none is open."""
+    if job.incident is None or job.incident.closed:
+        return None
+    return _with(job.incident, phase, note)
+
+
+def _with(incident: Incident, phase: str, note: str) -> Incident:
+    return replace(incident, marks=(*incident.marks, IncidentMark(phase, note)))
+
+
+def _has_mark(incident: Incident, phase: str) -> bool:
+    """Whether the mark stands since the latest detection."""
+    for mark in reversed(incident.marks):
+        if mark.phase == phase:
+            return True
+        if mark.phase == "detected":
+            return False
+    return False
+
+
+def follow(job: JobView) -> UpdateIncident | None:
+    """What the ranks' progress adds to the open incident: pulled, first step."""
+    generation, incident = job.generation, job.incident
+    if generation is None or incident is None or incident.closed:
+        return None
+    number = generation.generation
+    ranks = [
+        holders.progress(job, slot, local)
+        for slot in holders.owners(job)
+        for local in range(len(slot.ranks))
+    ]
+    restored = bool(ranks) and all(one is not None and one.restored >= number for one in ranks)
+    if generation.phase is Phase.RESTORE and restored and not _has_mark(incident, "pulled"):
+        pulls = [one.pull for one in ranks if one is not None and one.pull is not None]
+        moved = sum(pull.bytes for pull in pulls)
+        slowest = max((pull.seconds for pull in pulls), default=0.0)
+        note = f"{moved} bytes by {len(pulls)} ranks in {slowest:.3f} s"
+        return UpdateIncident(
+            replace(_with(incident, "pulled", note), bytes_moved=incident.bytes_moved + moved),
+            "every rank holds the resume step's state",
+        )
+    if generation.phase is Phase.RUNNING:
+        for one in ranks:
+            if one is None or one.generation != number:
+                continue
+            if one.step > generation.resume_step or one.phase is StepPhase.DONE:
+                grown = _with(incident, "first_step", f"state {one.step} is committed")
+                return UpdateIncident(
+                    replace(grown, closed=True), "the first step after the failure is committed"
+                )
+    return None

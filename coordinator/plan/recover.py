@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From PAUSE over RESTORE to RUNNING, and to the job's end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from coordinator.model import (
+    Cause,
+    ClusterView,
+    Generation,
+    JobView,
+    Phase,
+    RankAck,
+    RankProgress,
+    Rendezvous,
+    Settings,
+    Slot,
+    SlotRank,
+    Source,
+    StepPhase,
+)
+from coordinator.plan import holders, incidents, membership
+from coordinator.plan.actions import Transition, Wait
+
+SOURCES = 4
+"""How many sources a shard position names at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """What one rank acknowledged, and by whom."""
+
+    slot: Slot
+    local: int
+    position: int
+    ack: RankAck
+
+
+def paused(view: ClusterView, job: JobView) -> Transition | Wait:
+    """PAUSE: once every owner has acknowledged, name the resume step and who serves it.
+
+    The resume step S is the highest that an owner of *this* generation acknowledged (rule 4). At
+    each shard position a rank must hold S, or be PREPARED(S-1) so that its own update gives S.
+    """
+    generation = job.current
+    name = job.job.spec.name
+    waiting: list[str] = []
+    owned: list[_Owned] = []
+    for slot in holders.owners(job):
+        given = holders.acks(job, slot)
+        if given is None:
+            waiting.append(f"{slot.node} (slot {slot.slot})")
+            continue
+        for local, ack in enumerate(given):
+            position = job.job.spec.shard_position(ack.rank)
+            owned.append(_Owned(slot, local, position, ack))
+    if waiting:
+        more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
+        return Wait(name, f"PAUSE: no acknowledgement yet from {', '.join(waiting[:5])}{more}")
+
+    holding = [one for one in owned if one.ack.phase is not StepPhase.EMPTY]
+    if not holding and generation.last_running_generation:
+        return membership.ended(
+            job, Phase.LOST, "no living trainer holds a state of the job any more"
+        )
+    if generation.empty_slots:
+        return Wait(
+            name,
+            f"slots {_some(generation.empty_slots)} are empty and no node is free to take them",
+        )
+    if not holding:
+        return _initial(view, job, owned)
+
+    step = max(one.ack.step for one in holding)
+    for one in holding:
+        if not _reaches(one.ack, step):
+            return Wait(
+                name,
+                f"rank {one.ack.rank} holds state {one.ack.step} {one.ack.phase.name}, which can't "
+                f"reach the resume step {step}: the protocol was violated, an operator must decide",
+            )
+    missing = set(range(job.job.spec.shard_positions)) - {one.position for one in holding}
+    if missing:
+        return membership.ended(
+            job,
+            Phase.LOST,
+            f"no living holder of shard positions {_some(tuple(sorted(missing)))}",
+        )
+    # who has the step already serves at once; who must apply its own update first comes after
+    ready = sorted(holding, key=lambda one: (one.ack.step != step, one.ack.rank))
+    empty = {one.position for one in owned if one.ack.phase is StepPhase.EMPTY}
+    sources = _sources(ready, empty, "")
+    again = any(one.ack.step == step and one.ack.phase is not StepPhase.DONE for one in holding)
+    return _restore(view, job, owned, step, sources, initial=False, lost_steps=int(again))
+
+
+def _reaches(ack: RankAck, step: int) -> bool:
+    return ack.step == step or (ack.step == step - 1 and ack.phase is StepPhase.PREPARED)
+
+
+def _initial(view: ClusterView, job: JobView, owned: list[_Owned]) -> Transition | Wait:
+    """The job has never run: all begin from the lowest rank's own initial state."""
+    sources: list[Source] = []
+    for position in range(job.job.spec.shard_positions):
+        built = [one for one in owned if one.position == position and one.ack.initial_digest]
+        if not built:
+            dirty = {one.ack.rank for one in owned if one.position == position}
+            return membership.restart_ranks(
+                view,
+                job,
+                dirty,
+                f"shard position {position}: every rank has rehearsed",
+            )
+        first = min(built, key=lambda one: one.ack.rank)
+        sources.extend(_sources([first], {position}, first.ack.initial_digest))
+    return _restore(view, job, owned, 0, tuple(sources), initial=True, lost_steps=0)
+
+
+def _sources(ready: list[_Owned], positions: set[int], digest: str) -> tuple[Source, ...]:
+    sources: list[Source] = []
+    for position in sorted(positions):
+        of_position = [one for one in ready if one.position == position][:SOURCES]
+        sources.extend(
+            Source(
+                shard_position=position,
+                rank=one.ack.rank,
+                node=one.slot.node,
+                instance=one.ack.instance,
+                address=one.ack.shard_address,
+                initial_digest=digest,
+            )
+            for one in of_position
+        )
+    return tuple(sources)
+
+
+def _restore(
+    view: ClusterView,
+    job: JobView,
+    owned: list[_Owned],
+    step: int,
+    sources: tuple[Source, ...],
+    *,
+    initial: bool,
+    lost_steps: int,
+) -> Transition | Wait:
+    generation = job.current
+    offers = [one.ack.offer for one in owned if one.ack.offer is not None]
+    if not offers:
+        return membership.regroup(
+            view, job, Cause.GROUP_BROKEN, "no owner could offer a rendezvous store"
+        )
+    chosen: Rendezvous = offers[generation.regroups % len(offers)]
+    why = f"every owner has stopped; resume at step {step}"
+    incident = incidents.marked(job, "paused", why)
+    if incident is not None:
+        incident = replace(incident, resume_step=step, lost_steps=lost_steps)
+    return Transition(
+        replace(
+            generation,
+            phase=Phase.RESTORE,
+            resume_step=step,
+            initial=initial,
+            sources=sources,
+            rendezvous=chosen,
+            reason=why,
+        ),
+        why,
+        slots=_named(owned),
+        incident=incident,
+    )
+
+
+def _named(owned: list[_Owned]) -> tuple[Slot, ...]:
+    """The slots in which the acknowledged instances are not named yet, with them."""
+    by_slot: dict[int, tuple[Slot, list[SlotRank]]] = {}
+    for one in owned:
+        slot, ranks = by_slot.setdefault(one.slot.slot, (one.slot, list(one.slot.ranks)))
+        ranks[one.local] = replace(slot.ranks[one.local], instance=one.ack.instance)
+    return tuple(
+        replace(slot, ranks=tuple(ranks))
+        for _, (slot, ranks) in sorted(by_slot.items())
+        if tuple(ranks) != slot.ranks
+    )
+
+
+def _ranks(job: JobView) -> list[tuple[Slot, int, RankProgress | None]]:
+    return [
+        (slot, local, holders.progress(job, slot, local))
+        for slot in holders.owners(job)
+        for local in range(len(slot.ranks))
+    ]
+
+
+def restoring(job: JobView) -> Transition | Wait:
+    """RESTORE: once every rank has joined the new group, record that the job runs."""
+    generation = job.current
+    number = generation.generation
+    waiting = [
+        job.job.spec.rank(slot.slot, local)
+        for slot, local, one in _ranks(job)
+        if one is None or one.generation != number
+    ]
+    if waiting:
+        return Wait(
+            job.job.spec.name,
+            f"RESTORE: ranks {_some(tuple(waiting))} have not joined yet",
+        )
+    why = f"every rank has joined the group and runs from step {generation.resume_step}"
+    return Transition(
+        replace(generation, phase=Phase.RUNNING, last_running_generation=number, reason=why),
+        why,
+        incident=incidents.marked(job, "regrouped"),
+    )
+
+
+def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> Transition | None:
+    """A broken group, or one that makes no progress, is rebuilt with everybody in it (rule 6).
+
+    Who is the culprit shows then: it doesn't acknowledge.
+    """
+    generation = job.current
+    if job.broken_at is not None:
+        if now - job.broken_at < membership.regroup_delay(job, settings):
+            return None
+        said = [
+            f"rank {job.job.spec.rank(slot.slot, local)}: {one.broken}"
+            for slot, local, one in _ranks(job)
+            if one is not None and one.broken
+        ]
+        return membership.regroup(
+            view, job, Cause.GROUP_BROKEN, f"the group is broken: {'; '.join(said[:3])}"
+        )
+    if generation.phase is Phase.RUNNING:
+        silent = now - max(job.progress_at, job.phase_at)
+        if silent >= settings.progress:
+            return membership.regroup(
+                view, job, Cause.NO_PROGRESS, f"no step in {settings.progress:g} s"
+            )
+    return None
+
+
+def finished(job: JobView) -> Transition | None:
+    """Rule 9: once every rank is done, and not before, the job's end is recorded."""
+    generation = job.current
+    ranks = _ranks(job)
+    digests: dict[int, set[str]] = {}
+    steps = set()
+    for slot, local, one in ranks:
+        if (
+            one is None
+            or one.phase is not StepPhase.DONE
+            or one.generation != generation.generation
+        ):
+            return None
+        steps.add(one.step)
+        position = job.job.spec.shard_position(job.job.spec.rank(slot.slot, local))
+        digests.setdefault(position, set()).add(one.digest)
+    differing = sorted(position for position, found in digests.items() if len(found) > 1)
+    if len(steps) != 1 or differing:
+        return membership.ended(
+            job,
+            Phase.FAILED,
+            f"the replicas ended differently: steps {sorted(steps)}, "
+            f"different states at shard positions {differing}",
+        )
+    return membership.ended(job, Phase.FINISHED, f"every rank is done at step {steps.pop()}")
+
+
+def final_digests(job: JobView) -> tuple[str, ...]:
+    """The digest of the final state of each shard position, in order."""
+    digests: dict[int, str] = {}
+    for slot, local, one in _ranks(job):
+        if one is not None and one.digest:
+            digests[job.job.spec.shard_position(job.job.spec.rank(slot.slot, local))] = one.digest
+    return tuple(digests[position] for position in sorted(digests))
+
+
+def running_step(job: JobView) -> int:
+    """The job's step: the highest that a rank has committed, as its progress says."""
+    generation: Generation | None = job.generation
+    steps = [one.step for _, _, one in _ranks(job) if one is not None]
+    return max([0, *steps, generation.resume_step if generation else 0])
+
+
+def _some(numbers: tuple[int, ...]) -> str:
+    shown = ", ".join(str(one) for one in numbers[:8])
+    return shown + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

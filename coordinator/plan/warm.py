@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes without a slot are to be warm for which job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from coordinator.model import ClusterView, JobView, TrainerState
+from coordinator.plan.actions import KeepWarm, Unassign
+from coordinator.plan.placement import unusable
+
+
+def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
+    """Keep as many nodes warm for each running job as it asks for; let the others go."""
+    kept: dict[str, int] = {}
+    free: list[str] = []
+    for node in sorted(view.nodes.keys() | view.spares.keys()):
+        record = view.spares.get(node)
+        placed = node in view.assignments or node in taken
+        if record is None:
+            if not placed and node in view.nodes:
+                free.append(node)
+            continue
+        job = view.jobs.get(record.job)
+        if placed:
+            yield KeepWarm(node, "", 0, "it has a slot")
+        elif job is None or _over(job):
+            if not runs(view, node, record.job):
+                yield KeepWarm(node, "", 0, f"job {record.job} has ended")
+        elif why := unusable(view, node, job.job.spec.ranks_per_node):
+            yield KeepWarm(node, "", 0, why)
+        else:
+            kept[record.job] = kept.get(record.job, 0) + 1
+    for name in sorted(view.jobs):
+        job = view.jobs[name]
+        if job.generation is None or _over(job):
+            continue
+        wanted = job.job.spec.spares - kept.get(name, 0)
+        for node in [one for one in free if not unusable(view, one, job.job.spec.ranks_per_node)]:
+            if wanted <= 0:
+                break
+            wanted -= 1
+            free.remove(node)
+            yield KeepWarm(node, name, job.job.spec_revision, f"a hot spare for job {name}")
+
+
+def leftovers(view: ClusterView) -> Iterator[Unassign]:
+    """Places of jobs that have ended, once no trainer of the job is left there."""
+    for node, held in sorted(view.assignments.items()):
+        job = view.jobs.get(held.job)
+        if job is not None and not _over(job):
+            continue
+        if not runs(view, node, held.job):
+            yield Unassign(node, held.job, f"job {held.job} has ended")
+
+
+def runs(view: ClusterView, node: str, job: str) -> bool:
+    """Whether a living node still has a trainer of a job."""
+    live = view.nodes.get(node)
+    return live is not None and any(
+        one.job == job and one.state is not TrainerState.ENDED for one in live.record.trainers
+    )
+
+
+def _over(job: JobView) -> bool:
+    return job.generation is not None and job.generation.phase.ended
