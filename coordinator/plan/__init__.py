@@ -48,11 +48,11 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
         job = view.jobs[name]
         decided = _job(view, job, taken, now, settings)
         actions.extend(decided)
-        for one in decided:
-            if isinstance(one, Transition):
-                taken.update(place.node for place in one.assign)
+        moves = [one for one in decided if isinstance(one, Transition)]
+        for move in moves:
+            taken.update(place.node for place in move.assign)
         waits = next((one.reason for one in decided if isinstance(one, Wait)), "")
-        written = status.update(job, waits, now, settings)
+        written = None if moves else status.update(job, waits, now, settings)
         if written is not None:
             actions.append(written)
     actions.extend(warm.leftovers(view))
