@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pulls a state from those who hold it, straight into the memory of what is tracked here."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import grpc
+
+from protos import shards_pb2
+from workerd.shards.errors import (
+    ChecksumError,
+    InvalidManifest,
+    NoSource,
+    PullAborted,
+    PullTimeout,
+    SourceRefused,
+)
+from workerd.shards.manifest import validate
+from workerd.shards.memory import Writer
+from workerd.shards.receive import Destination
+from workerd.shards.state import TrackedState
+from workerd.shards.wire import MANIFEST_METHOD, OPTIONS, PULL_METHOD, ShardIdentity
+
+_log = logging.getLogger(__name__)
+
+_GLANCE: Final = 0.02
+"""Seconds between two looks at the stop event."""
+_AHEAD: Final = 4
+"""Messages received ahead of the one that is being written and summed."""
+_PATIENCE: Final = 10.0
+"""Seconds without a message after which a stream is given up."""
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.5
+_MOST_BAD: Final = 3
+"""Times that one source may send wrong bytes."""
+
+
+class Source(Protocol):
+    """A rank that serves; protos.membership_pb2.Source is one."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def instance(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def initial_digest(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class PullResult:
+    """A state that has arrived, was verified and is loaded."""
+
+    source: str
+    """The node that the last of it came from."""
+    bytes: int
+    """Received, over all tries."""
+    seconds: float
+    digest: str
+    """Of the manifest."""
+
+
+class _TryAgain(Exception):
+    """This source may do better later."""
+
+
+class _WrongBytes(_TryAgain):
+    """This source sent what its own manifest contradicts."""
+
+
+class _Refused(Exception):
+    """This source never will."""
+
+
+def pull(
+    sources: Sequence[Source],
+    state: TrackedState,
+    *,
+    job: str,
+    generation: int,
+    step: int,
+    shard_position: int,
+    nonce: str,
+    timeout: float,
+    stop: threading.Event,
+) -> PullResult:
+    """Receive state `step` from one of `sources` and load it, within `timeout` seconds.
+
+    Until it returns, what is tracked is torn and must be served or used by nobody. Raises a
+    ShardError: Mismatch when the state does not fit, PullAborted soon after `stop` is set,
+    SourceRefused, ChecksumError or PullTimeout when no source was left that could deliver.
+    """
+    if not sources:
+        raise NoSource(f"no source for shard position {shard_position} of {job}")
+    wanted = ShardIdentity(job, generation, step, shard_position, "", nonce)
+    return _Pull(list(sources), wanted, state, time.monotonic() + timeout, stop).run()
+
+
+class _Pull:
+    def __init__(
+        self,
+        sources: list[Source],
+        wanted: ShardIdentity,
+        state: TrackedState,
+        deadline: float,
+        stop: threading.Event,
+    ) -> None:
+        self._sources = sources
+        self._wanted = wanted
+        self._state = state
+        self._deadline = deadline
+        self._stop = stop
+        self._arrived: dict[str, str] = {}
+        """The checksum of each tensor that lies whole in its place."""
+        self._destination: Destination | None = None
+        self._digest = ""
+        self._bytes = 0
+
+    def run(self) -> PullResult:
+        started = time.monotonic()
+        last = dict.fromkeys((source.address for source in self._sources), "not asked yet")
+        bad = dict.fromkeys(last, 0)
+        pause = _FIRST_PAUSE
+        try:
+            while self._sources:
+                before = len(self._arrived)
+                # All of them in turn: what one has begun another goes on with.
+                for source in list(self._sources):
+                    try:
+                        digest = self._from(source)
+                    except _Refused as refusal:
+                        last[source.address] = str(refusal)
+                        self._sources.remove(source)
+                    except _TryAgain as reason:
+                        last[source.address] = str(reason)
+                        bad[source.address] += isinstance(reason, _WrongBytes)
+                        if bad[source.address] >= _MOST_BAD:
+                            self._sources.remove(source)
+                    else:
+                        seconds = time.monotonic() - started
+                        return PullResult(source.node, self._bytes, seconds, digest)
+                moved = len(self._arrived) > before
+                pause = _FIRST_PAUSE if moved else min(pause * 2, _LONGEST_PAUSE)
+                self._wait(pause)
+        except PullTimeout:
+            raise PullTimeout(f"not whole in time; {_join(last)}") from None
+        kind = ChecksumError if any(bad.values()) else SourceRefused
+        raise kind(f"no source is left; {_join(last)}")
+
+    def _from(self, source: Source) -> str:
+        """Everything from one source. Returns the manifest's digest."""
+        identity = dataclasses.replace(self._wanted, instance=source.instance)
+        channel = grpc.insecure_channel(
+            source.address, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+        )
+        try:
+            manifest = self._manifest(channel, identity)
+            try:
+                validate(manifest, self._wanted.step)
+            except InvalidManifest as error:
+                raise _WrongBytes(str(error)) from error
+            if source.initial_digest and source.initial_digest != manifest.digest:
+                raise _WrongBytes(f"its digest is not {source.initial_digest}")
+            destination = self._destination_of(manifest, source)
+            missing = [
+                entry
+                for entry in manifest.tensors
+                if self._arrived.get(entry.name) != entry.checksum
+            ]
+            self._tensors(channel, identity, destination, missing)
+            destination.load()
+            return manifest.digest
+        finally:
+            channel.close()
+
+    def _destination_of(self, manifest: shards_pb2.Manifest, source: Source) -> Destination:
+        if self._destination is None or self._digest != manifest.digest:
+            if self._destination is not None:
+                _log.warning("%s holds another state than the source before it", source.address)
+                self._arrived.clear()
+            self._destination = Destination(self._state, manifest)
+            self._digest = manifest.digest
+        return self._destination
+
+    def _manifest(self, channel: grpc.Channel, identity: ShardIdentity) -> shards_pb2.Manifest:
+        ask = channel.unary_unary(
+            MANIFEST_METHOD,
+            request_serializer=shards_pb2.ManifestRequest.SerializeToString,
+            response_deserializer=shards_pb2.Manifest.FromString,
+        )
+        call = ask.future(
+            shards_pb2.ManifestRequest(shard=identity.request()), timeout=self._left()
+        )
+        done = threading.Event()
+        call.add_done_callback(lambda _: done.set())
+        try:
+            while not done.wait(_GLANCE):
+                self._glance()
+            answer: shards_pb2.Manifest = call.result()
+            return answer
+        except grpc.RpcError as error:
+            raise _reason(error) from error
+        finally:
+            call.cancel()
+
+    def _tensors(
+        self,
+        channel: grpc.Channel,
+        identity: ShardIdentity,
+        destination: Destination,
+        missing: list[shards_pb2.TensorEntry],
+    ) -> None:
+        if not missing:
+            return
+        for entry in missing:
+            self._arrived.pop(entry.name, None)
+        ask: grpc.UnaryStreamMultiCallable[shards_pb2.PullRequest, bytes] = channel.unary_stream(
+            PULL_METHOD, request_serializer=shards_pb2.PullRequest.SerializeToString
+        )
+        request = shards_pb2.PullRequest(
+            shard=identity.request(), tensors=[entry.name for entry in missing]
+        )
+        stream = _Stream(ask(request, timeout=self._left()))
+        wrong: list[str] = []
+        message, taken = b"", 0
+        try:
+            for entry in missing:
+                writer = Writer(destination.tensors[entry.name])
+                while writer.filled < writer.size:
+                    if taken == len(message):
+                        message, taken = stream.next(self._glance), 0
+                        self._bytes += len(message)
+                    taken += writer.write(message, taken)
+                if writer.finish() == entry.checksum:
+                    self._arrived[entry.name] = entry.checksum
+                else:
+                    wrong.append(entry.name)
+        finally:
+            stream.close()
+        if wrong:
+            raise _WrongBytes(f"wrong checksum: {wrong[0]}, {len(wrong)} in all")
+        if taken < len(message):
+            raise _WrongBytes("more bytes than the manifest lists")
+
+    def _glance(self) -> None:
+        if self._stop.is_set():
+            raise PullAborted("stopped")
+        if time.monotonic() >= self._deadline:
+            raise PullTimeout("not whole in time")
+
+    def _left(self) -> float:
+        self._glance()
+        return self._deadline - time.monotonic()
+
+    def _wait(self, seconds: float) -> None:
+        self._stop.wait(min(seconds, max(0.0, self._deadline - time.monotonic())))
+        self._glance()
+
+
+class _Stream:
+    """The messages of a Pull, received ahead by a thread of its own."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._messages: queue.Queue[bytes | Exception] = queue.Queue(_AHEAD)
+        self._thread = threading.Thread(target=self._receive, name="shards-pull", daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> None:
+        try:
+            for message in self._call:
+                self._messages.put(message)
+            self._messages.put(_TryAgain("the stream ended early"))
+        except grpc.RpcError as error:
+            self._messages.put(_reason(error))
+
+    def next(self, glance: Callable[[], None]) -> bytes:
+        """The next message; `glance` is called while none comes. Raises what ended the stream."""
+        patience = time.monotonic() + _PATIENCE
+        while True:
+            glance()
+            try:
+                message = self._messages.get(timeout=_GLANCE)
+            except queue.Empty:
+                if time.monotonic() > patience:
+                    raise _TryAgain("the stream stalled") from None
+                continue
+            if isinstance(message, Exception):
+                raise message
+            return message
+
+    def close(self) -> None:
+        """Cancel what has not come and wait for the thread."""
+        self._call.cancel()
+        while self._thread.is_alive():
+            try:
+                self._messages.get_nowait()  # makes room for the thread's last word
+            except queue.Empty:
+                self._thread.join(0.001)
+
+
+def _join(last: Mapping[str, str]) -> str:
+    return "; ".join(f"{address}: {words}" for address, words in last.items())
+
+
+def _reason(error: grpc.RpcError) -> Exception:
+    code, details = error.code(), error.details()
+    said = f"{code.name}: {details}"
+    if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+        return _Refused(said)
+    return _TryAgain(said)

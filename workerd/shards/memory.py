@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tensor's bytes (its elements in C order) read and written in place, in bounded pieces."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+
+from workerd.shards.checksum import BLOCK, DEVICE_STEP, Checksum
+
+PIECE: Final = 1 << 20
+"""Bytes staged at once where a tensor's memory cannot be used as it lies."""
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """The bytes of all elements, however they lie in memory."""
+    return tensor.numel() * tensor.element_size()
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _parts(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
+    """Views that together are the tensor in C order, each of at most `limit` bytes."""
+    if nbytes(tensor) <= limit:
+        yield tensor
+        return
+    row = nbytes(tensor) // tensor.shape[0]
+    if row > limit:
+        for i in range(tensor.shape[0]):
+            yield from _parts(tensor[i], limit)
+        return
+    rows = limit // row
+    for start in range(0, tensor.shape[0], rows):
+        yield tensor[start : start + rows]
+
+
+def _runs(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
+    """The tensor's bytes in order: flat uint8 tensors on its device, of `limit` bytes but the last.
+
+    What is yielded holds until the next one is asked for.
+    """
+    if tensor.is_contiguous():
+        flat = _flat(tensor)
+        for start in range(0, flat.numel(), limit):
+            yield flat[start : start + limit]
+        return
+    scratch = torch.empty(2 * limit, dtype=torch.uint8, device=tensor.device)
+    filled = 0
+    for part in _parts(tensor.detach(), limit):
+        size = nbytes(part)
+        scratch[filled : filled + size].view(part.dtype).view(part.shape).copy_(part)
+        filled += size
+        if filled >= limit:
+            yield scratch[:limit]
+            rest = filled - limit
+            scratch[:rest].copy_(scratch[limit:filled])
+            filled = rest
+    if filled:
+        yield scratch[:filled]
+
+
+def host_runs(tensor: torch.Tensor, limit: int) -> Iterator[memoryview]:
+    """The tensor's bytes in order, readable on the host, each run `limit` long but the last.
+
+    What is yielded holds until the next one is asked for. A tensor on a device comes through two
+    pinned buffers of `limit` bytes, one filling while the other is read.
+    """
+    if tensor.device.type == "cpu":
+        for run in _runs(tensor, limit):
+            yield host_view(run)
+        return
+    # A stream of its own copies while the device computes; it waits for what has been queued.
+    stream = torch.cuda.Stream(tensor.device)
+    stream.wait_stream(torch.cuda.current_stream(tensor.device))
+    buffers = [torch.empty(limit, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
+    with torch.cuda.stream(stream):
+        runs: Iterator[tuple[int, torch.Tensor | None]] = enumerate(_runs(tensor, limit))
+    while True:
+        # Entered anew each time: a generator must not leave the consumer's stream changed.
+        with torch.cuda.stream(stream):
+            index, run = next(runs, (-1, None))
+            upcoming = None
+            if run is not None:
+                upcoming = (buffers[index % 2][: run.numel()], torch.cuda.Event())
+                upcoming[0].copy_(run, non_blocking=True)
+                upcoming[1].record(stream)
+        if pending is not None:
+            pending[1].synchronize()
+            yield host_view(pending[0])
+        if upcoming is None:
+            return
+        pending = upcoming
+
+
+def host_view(flat: torch.Tensor) -> memoryview:
+    """The memory of a flat uint8 tensor on the host; the caller keeps the tensor alive."""
+    if not flat.numel():
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * flat.numel()).from_address(flat.data_ptr())).cast("B")
+
+
+def checksum(tensor: torch.Tensor, check: Callable[[], None] | None = None) -> str:
+    """The checksum of the tensor's bytes, computed on the device where it lies.
+
+    `check` is called before each piece that is read; what it raises ends the reading.
+    """
+    total = Checksum()
+    for run in _runs(tensor, PIECE if tensor.device.type == "cpu" else DEVICE_STEP):
+        if check is not None:
+            check()
+        total.update(run)
+    return total.finish()
+
+
+class Writer:
+    """Puts bytes that arrive in order into a tensor's memory, and takes their checksum.
+
+    Host memory that lies in C order is written directly and summed while it is still in the cache;
+    anything else goes through one staging buffer (pinned for a device) and is summed at the end.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.size = nbytes(tensor)
+        self.filled = 0
+        self._direct = tensor.device.type == "cpu" and tensor.is_contiguous()
+        if self._direct:
+            self._address = tensor.data_ptr()
+            self._summed = 0
+            self._checksum = Checksum()
+        else:
+            self._parts = (
+                _parts(_flat(tensor), PIECE)
+                if tensor.is_contiguous()
+                else (_parts(tensor.detach(), PIECE))
+            )
+            self._staging = torch.empty(
+                min(PIECE, self.size), dtype=torch.uint8, pin_memory=tensor.device.type == "cuda"
+            )
+            self._part: torch.Tensor | None = None
+            self._staged = 0
+
+    def write(self, data: bytes, start: int) -> int:
+        """Take from data[start:] what this tensor still lacks; returns the bytes taken."""
+        size = min(len(data) - start, self.size - self.filled)
+        if self._direct:
+            # A foreign call: other threads receive while the bytes are copied.
+            source = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+            ctypes.memmove(self._address + self.filled, source + start, size)
+            self.filled += size
+            ready = self.filled - self.filled % BLOCK
+            if ready > self._summed:
+                self._checksum.update_at(self._address + self._summed, ready - self._summed)
+                self._summed = ready
+            return size
+        done = 0
+        while done < size:
+            done += self._stage(data, start + done, size - done)
+        self.filled += size
+        return size
+
+    def _stage(self, data: bytes, start: int, size: int) -> int:
+        if self._part is None:
+            self._part = next(self._parts)
+        wanted = nbytes(self._part)
+        size = min(size, wanted - self._staged)
+        host_view(self._staging)[self._staged : self._staged + size] = memoryview(data)[
+            start : start + size
+        ]
+        self._staged += size
+        if self._staged == wanted:
+            part, self._part, self._staged = self._part, None, 0
+            # Blocking: the staging buffer is filled again at once.
+            part.copy_(self._staging[:wanted].view(part.dtype).view(part.shape))
+        return size
+
+    def finish(self) -> str:
+        """The checksum of the tensor as it now lies in memory."""
+        if not self._direct:
+            return checksum(self._tensor)
+        if self._summed < self.size:
+            self._checksum.update(_flat(self._tensor)[self._summed :])
+        return self._checksum.finish()

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a stopped trainer's state to the ranks that have none."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from protos import shards_pb2
+from workerd.shards.errors import Ended, ReadersRemain
+from workerd.shards.manifest import Served
+from workerd.shards.memory import host_runs, nbytes
+from workerd.shards.wire import CHUNK, OPTIONS, ShardIdentity
+
+_CALLS: Final = 8
+"""Calls at once. More would only share the same link; they are asked to come again."""
+_SMALL: Final = 64 << 10
+"""Tensors up to this size travel together in one message."""
+
+
+class _Offer:
+    """What is served for one generation, and who is reading it."""
+
+    def __init__(self, identity: ShardIdentity, served: Served) -> None:
+        self.identity = identity
+        self.served = served
+        self.ended = False
+        self.readers = 0
+        self.calls: set[grpc.ServicerContext] = set()
+
+
+class ShardServer:
+    """One gRPC server on a port of its own; thread-safe."""
+
+    def __init__(self, host: str) -> None:
+        """Raises OSError when no port of `host` can be bound."""
+        self._changed = threading.Condition()
+        self._offer: _Offer | None = None
+        self._ended = 0
+        self._pool = ThreadPoolExecutor(_CALLS, "shards-server")
+        self._server = grpc.server(
+            self._pool,
+            options=[*OPTIONS, ("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=_CALLS,
+        )
+        self._server.add_generic_rpc_handlers((_handlers(self),))
+        try:
+            port = self._server.add_insecure_port(f"{host}:0")
+        except RuntimeError as error:
+            self._pool.shutdown()
+            raise OSError(f"cannot listen on {host}: {error}") from error
+        self.address = f"{host}:{port}"
+        """host:port"""
+        self._server.start()
+
+    def offer(self, identity: ShardIdentity, served: Served) -> None:
+        """Serve `served` from now on to exactly those who ask for `identity`.
+
+        Nothing that it refers to may change before `end` has returned. Raises ValueError for a
+        generation that has ended, or while an earlier one has not.
+        """
+        with self._changed:
+            if identity.generation <= self._ended:
+                raise ValueError(f"generation {identity.generation} has ended here")
+            if self._offer is not None and not self._offer.ended:
+                raise ValueError(f"{self._offer.identity} is still offered")
+            self._offer = _Offer(identity, served)
+
+    def end(self, generation: int, timeout: float) -> None:
+        """End whatever is served for `generation` or an earlier one, now and later.
+
+        Returns once no reader is left in that state's memory. Raises ReadersRemain when one still
+        is after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._ended = max(self._ended, generation)
+            offer = self._offer
+            if offer is None or offer.identity.generation > generation:
+                return
+            offer.ended = True
+            calls = list(offer.calls)
+        for call in calls:
+            call.cancel()
+        with self._changed:
+            while offer.readers:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise ReadersRemain(f"{offer.readers} still read {offer.identity}")
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        """End everything and give back the port and every thread."""
+        with self._changed:
+            if self._offer is not None:
+                self._offer.ended = True
+            self._ended = 1 << 63
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+    def get_manifest(
+        self, request: shards_pb2.ManifestRequest, context: grpc.ServicerContext
+    ) -> shards_pb2.Manifest:
+        """The handler of GetManifest."""
+        offer = self._admit(request.shard, context)
+        try:
+            with self._reading(offer):
+                return offer.served.manifest(lambda: _check(offer))
+        except Ended:
+            _refuse(context)
+        finally:
+            self._leave(offer, context)
+
+    def pull(
+        self, request: shards_pb2.PullRequest, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """The handler of Pull."""
+        offer = self._admit(request.shard, context)
+        try:
+            names = request.tensors or list(offer.served.tensors)
+            unknown = [name for name in names if name not in offer.served.tensors]
+            if unknown:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no such tensor: {unknown[0]}")
+            yield from self._chunks(offer, list(names))
+        except Ended:
+            _refuse(context)
+        finally:
+            self._leave(offer, context)
+
+    def _chunks(self, offer: _Offer, names: list[str]) -> Iterator[bytes]:
+        small = bytearray()
+        for name in names:
+            tensor = offer.served.tensors[name]
+            if small and (nbytes(tensor) > _SMALL or len(small) + nbytes(tensor) > CHUNK):
+                yield bytes(small)
+                small.clear()
+            runs = host_runs(tensor, CHUNK)
+            while True:
+                # A reader is in the memory only here, never while it waits for the network.
+                with self._reading(offer):
+                    run = next(runs, None)
+                    if run is None:
+                        break
+                    if nbytes(tensor) <= _SMALL:
+                        small += run
+                        continue
+                    chunk = bytes(run)
+                yield chunk
+        if small:
+            yield bytes(small)
+
+    @contextmanager
+    def _reading(self, offer: _Offer) -> Iterator[None]:
+        with self._changed:
+            _check(offer)
+            offer.readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                offer.readers -= 1
+                self._changed.notify_all()
+
+    def _admit(self, request: shards_pb2.ShardRequest, context: grpc.ServicerContext) -> _Offer:
+        asked = ShardIdentity.of(request)
+        with self._changed:
+            offer = self._offer
+            held = offer.identity if offer is not None else None
+            past = asked.generation <= self._ended
+            foreign = held is not None and (
+                (asked.job, asked.instance) != (held.job, held.instance)
+            )
+            if not past and not foreign:
+                if offer is None or held is None or asked.generation > held.generation:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
+                same = hmac.compare_digest(asked.nonce.encode(), held.nonce.encode())
+                if same and (asked.generation, asked.step, asked.shard_position) == (
+                    held.generation,
+                    held.step,
+                    held.shard_position,
+                ):
+                    offer.calls.add(context)
+                    return offer
+        _refuse(context)
+
+    def _leave(self, offer: _Offer, context: grpc.ServicerContext) -> None:
+        with self._changed:
+            offer.calls.discard(context)
+
+
+def _check(offer: _Offer) -> None:
+    if offer.ended:
+        raise Ended(str(offer.identity))
+
+
+def _refuse(context: grpc.ServicerContext) -> NoReturn:
+    context.abort(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "not this rank's job, generation, step, shard position or instance",
+    )
+    raise AssertionError("abort returned")
+
+
+def _handlers(server: ShardServer) -> Any:
+    return grpc.method_handlers_generic_handler(
+        "hotspare.v1.Shards",
+        {
+            "GetManifest": grpc.unary_unary_rpc_method_handler(
+                server.get_manifest,
+                request_deserializer=shards_pb2.ManifestRequest.FromString,
+                response_serializer=shards_pb2.Manifest.SerializeToString,
+            ),
+            # No serializer: the messages are the raw bytes.
+            "Pull": grpc.unary_stream_rpc_method_handler(
+                server.pull, request_deserializer=shards_pb2.PullRequest.FromString
+            ),
+        },
+    )
