@@ -3,332 +3,389 @@
 isort:skip_file
 The operators' calls. Any coordinator answers them; writes reach the leader by themselves."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.message
-import protos.incident_pb2
-import protos.job_pb2
-import protos.membership_pb2
-import protos.node_pb2
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from protos import incident_pb2 as _incident_pb2
+from protos import job_pb2 as _job_pb2
+from protos import membership_pb2 as _membership_pb2
+from protos import node_pb2 as _node_pb2
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class SubmitJobRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class SubmitJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SPEC_FIELD_NUMBER: builtins.int
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    request_id: builtins.str
+    SPEC_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
     """repeating a request with the same id submits once"""
-    @property
-    def spec(self) -> protos.job_pb2.JobSpec: ...
+    @_builtins.property
+    def spec(self) -> _job_pb2.JobSpec: ...
     def __init__(
         self,
         *,
-        spec: protos.job_pb2.JobSpec | None = ...,
-        request_id: builtins.str = ...,
+        spec: _job_pb2.JobSpec | None = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "spec", b"spec"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SubmitJobRequest: typing_extensions.TypeAlias = SubmitJobRequest
+Global___SubmitJobRequest: _TypeAlias = SubmitJobRequest  # noqa: Y015
 
-@typing.final
-class SubmitJobResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class SubmitJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    REVISION_FIELD_NUMBER: builtins.int
-    job: builtins.str
-    revision: builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    revision: _builtins.int
     """of the write: watch events from here"""
     def __init__(
         self,
         *,
-        job: builtins.str = ...,
-        revision: builtins.int = ...,
+        job: _builtins.str = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "revision", b"revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SubmitJobResponse: typing_extensions.TypeAlias = SubmitJobResponse
+Global___SubmitJobResponse: _TypeAlias = SubmitJobResponse  # noqa: Y015
 
-@typing.final
-class DescribeJobRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class DescribeJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    job: builtins.str
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
     def __init__(
         self,
         *,
-        job: builtins.str = ...,
+        job: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DescribeJobRequest: typing_extensions.TypeAlias = DescribeJobRequest
+Global___DescribeJobRequest: _TypeAlias = DescribeJobRequest  # noqa: Y015
 
-@typing.final
-class JobDescription(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class JobDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    @typing.final
-    class ProgressEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    @_typing.final
+    class ProgressEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        @property
-        def value(self) -> protos.membership_pb2.Progress: ...
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _membership_pb2.Progress: ...
         def __init__(
             self,
             *,
-            key: builtins.str = ...,
-            value: protos.membership_pb2.Progress | None = ...,
+            key: _builtins.str = ...,
+            value: _membership_pb2.Progress | None = ...,
         ) -> None: ...
-        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    JOB_FIELD_NUMBER: builtins.int
-    STATUS_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    SLOTS_FIELD_NUMBER: builtins.int
-    PROGRESS_FIELD_NUMBER: builtins.int
-    INCIDENTS_FIELD_NUMBER: builtins.int
-    @property
-    def job(self) -> protos.job_pb2.Job: ...
-    @property
-    def status(self) -> protos.job_pb2.JobStatus: ...
-    @property
-    def generation(self) -> protos.membership_pb2.Generation: ...
-    @property
-    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.membership_pb2.Slot]: ...
-    @property
-    def progress(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, protos.membership_pb2.Progress]:
+    JOB_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> _job_pb2.Job: ...
+    @_builtins.property
+    def status(self) -> _job_pb2.JobStatus: ...
+    @_builtins.property
+    def generation(self) -> _membership_pb2.Generation: ...
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.Slot]: ...
+    @_builtins.property
+    def progress(self) -> _containers.MessageMap[_builtins.str, _membership_pb2.Progress]:
         """by node"""
 
-    @property
-    def incidents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.incident_pb2.Incident]:
+    @_builtins.property
+    def incidents(self) -> _containers.RepeatedCompositeFieldContainer[_incident_pb2.Incident]:
         """the newest last"""
 
     def __init__(
         self,
         *,
-        job: protos.job_pb2.Job | None = ...,
-        status: protos.job_pb2.JobStatus | None = ...,
-        generation: protos.membership_pb2.Generation | None = ...,
-        slots: collections.abc.Iterable[protos.membership_pb2.Slot] | None = ...,
-        progress: collections.abc.Mapping[builtins.str, protos.membership_pb2.Progress] | None = ...,
-        incidents: collections.abc.Iterable[protos.incident_pb2.Incident] | None = ...,
+        job: _job_pb2.Job | None = ...,
+        status: _job_pb2.JobStatus | None = ...,
+        generation: _membership_pb2.Generation | None = ...,
+        slots: _abc.Iterable[_membership_pb2.Slot] | None = ...,
+        progress: _abc.Mapping[_builtins.str, _membership_pb2.Progress] | None = ...,
+        incidents: _abc.Iterable[_incident_pb2.Incident] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "incidents", b"incidents", "job", b"job", "progress", b"progress", "slots", b"slots", "status", b"status"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "job", b"job", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incidents", b"incidents", "job", b"job", "progress", b"progress", "slots", b"slots", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___JobDescription: typing_extensions.TypeAlias = JobDescription
+Global___JobDescription: _TypeAlias = JobDescription  # noqa: Y015
 
-@typing.final
-class ListJobsRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ListJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListJobsRequest: typing_extensions.TypeAlias = ListJobsRequest
+Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
 
-@typing.final
-class JobSummary(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class JobSummary(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    STATUS_FIELD_NUMBER: builtins.int
-    job: builtins.str
-    @property
-    def status(self) -> protos.job_pb2.JobStatus: ...
-    def __init__(
-        self,
-        *,
-        job: builtins.str = ...,
-        status: protos.job_pb2.JobStatus | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "status", b"status"]) -> None: ...
-
-Global___JobSummary: typing_extensions.TypeAlias = JobSummary
-
-@typing.final
-class ListJobsResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    JOBS_FIELD_NUMBER: builtins.int
-    REVISION_FIELD_NUMBER: builtins.int
-    revision: builtins.int
-    @property
-    def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___JobSummary]: ...
+    JOB_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    @_builtins.property
+    def status(self) -> _job_pb2.JobStatus: ...
     def __init__(
         self,
         *,
-        jobs: collections.abc.Iterable[Global___JobSummary] | None = ...,
-        revision: builtins.int = ...,
+        job: _builtins.str = ...,
+        status: _job_pb2.JobStatus | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "revision", b"revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListJobsResponse: typing_extensions.TypeAlias = ListJobsResponse
+Global___JobSummary: _TypeAlias = JobSummary  # noqa: Y015
 
-@typing.final
-class StopJobRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ListJobsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    job: builtins.str
-    reason: builtins.str
+    JOBS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobSummary]: ...
     def __init__(
         self,
         *,
-        job: builtins.str = ...,
-        reason: builtins.str = ...,
+        jobs: _abc.Iterable[Global___JobSummary] | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "reason", b"reason"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StopJobRequest: typing_extensions.TypeAlias = StopJobRequest
+Global___ListJobsResponse: _TypeAlias = ListJobsResponse  # noqa: Y015
 
-@typing.final
-class StopJobResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class StopJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REVISION_FIELD_NUMBER: builtins.int
-    revision: builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    reason: _builtins.str
     def __init__(
         self,
         *,
-        revision: builtins.int = ...,
+        job: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StopJobResponse: typing_extensions.TypeAlias = StopJobResponse
+Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
 
-@typing.final
-class ListNodesRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class StopJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopJobResponse: _TypeAlias = StopJobResponse  # noqa: Y015
+
+@_typing.final
+class ListNodesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListNodesRequest: typing_extensions.TypeAlias = ListNodesRequest
+Global___ListNodesRequest: _TypeAlias = ListNodesRequest  # noqa: Y015
 
-@typing.final
-class NodeDescription(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class NodeDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NODE_FIELD_NUMBER: builtins.int
-    FLAGS_FIELD_NUMBER: builtins.int
-    ASSIGNMENT_FIELD_NUMBER: builtins.int
-    SPARE_FIELD_NUMBER: builtins.int
-    ALIVE_FIELD_NUMBER: builtins.int
-    alive: builtins.bool
+    NODE_FIELD_NUMBER: _builtins.int
+    FLAGS_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    SPARE_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    alive: _builtins.bool
     """its lease lives"""
-    @property
-    def node(self) -> protos.node_pb2.Node: ...
-    @property
-    def flags(self) -> protos.node_pb2.NodeFlags: ...
-    @property
-    def assignment(self) -> protos.node_pb2.Assignment: ...
-    @property
-    def spare(self) -> protos.node_pb2.SpareAssignment: ...
+    @_builtins.property
+    def node(self) -> _node_pb2.Node: ...
+    @_builtins.property
+    def flags(self) -> _node_pb2.NodeFlags: ...
+    @_builtins.property
+    def assignment(self) -> _node_pb2.Assignment: ...
+    @_builtins.property
+    def spare(self) -> _node_pb2.SpareAssignment: ...
     def __init__(
         self,
         *,
-        node: protos.node_pb2.Node | None = ...,
-        flags: protos.node_pb2.NodeFlags | None = ...,
-        assignment: protos.node_pb2.Assignment | None = ...,
-        spare: protos.node_pb2.SpareAssignment | None = ...,
-        alive: builtins.bool = ...,
+        node: _node_pb2.Node | None = ...,
+        flags: _node_pb2.NodeFlags | None = ...,
+        assignment: _node_pb2.Assignment | None = ...,
+        spare: _node_pb2.SpareAssignment | None = ...,
+        alive: _builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "flags", b"flags", "node", b"node", "spare", b"spare"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["alive", b"alive", "assignment", b"assignment", "flags", b"flags", "node", b"node", "spare", b"spare"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "flags", b"flags", "node", b"node", "spare", b"spare"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "assignment", b"assignment", "flags", b"flags", "node", b"node", "spare", b"spare"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___NodeDescription: typing_extensions.TypeAlias = NodeDescription
+Global___NodeDescription: _TypeAlias = NodeDescription  # noqa: Y015
 
-@typing.final
-class ListNodesResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ListNodesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NODES_FIELD_NUMBER: builtins.int
-    REVISION_FIELD_NUMBER: builtins.int
-    revision: builtins.int
-    @property
-    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NodeDescription]: ...
+    NODES_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeDescription]: ...
     def __init__(
         self,
         *,
-        nodes: collections.abc.Iterable[Global___NodeDescription] | None = ...,
-        revision: builtins.int = ...,
+        nodes: _abc.Iterable[Global___NodeDescription] | None = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "revision", b"revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListNodesResponse: typing_extensions.TypeAlias = ListNodesResponse
+Global___ListNodesResponse: _TypeAlias = ListNodesResponse  # noqa: Y015
 
-@typing.final
-class WatchEventsRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class WatchEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    FROM_REVISION_FIELD_NUMBER: builtins.int
-    JOB_FIELD_NUMBER: builtins.int
-    from_revision: builtins.int
+    FROM_REVISION_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    from_revision: _builtins.int
     """0: from now on"""
-    job: builtins.str
+    job: _builtins.str
     """empty: all jobs and nodes"""
     def __init__(
         self,
         *,
-        from_revision: builtins.int = ...,
-        job: builtins.str = ...,
+        from_revision: _builtins.int = ...,
+        job: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["from_revision", b"from_revision", "job", b"job"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_revision", b"from_revision", "job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WatchEventsRequest: typing_extensions.TypeAlias = WatchEventsRequest
+Global___WatchEventsRequest: _TypeAlias = WatchEventsRequest  # noqa: Y015
 
-@typing.final
-class Event(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Event(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REVISION_FIELD_NUMBER: builtins.int
-    TIME_NS_FIELD_NUMBER: builtins.int
-    KIND_FIELD_NUMBER: builtins.int
-    JOB_FIELD_NUMBER: builtins.int
-    NODE_FIELD_NUMBER: builtins.int
-    MESSAGE_FIELD_NUMBER: builtins.int
-    revision: builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
     """resume with from_revision = revision + 1"""
-    time_ns: builtins.int
+    time_ns: _builtins.int
     """wall clock, since the epoch; for people"""
-    kind: builtins.str
+    kind: _builtins.str
     """e.g. job.submitted, job.phase, node.joined, node.left, node.dead, incident.closed"""
-    job: builtins.str
-    node: builtins.str
-    message: builtins.str
+    job: _builtins.str
+    node: _builtins.str
+    message: _builtins.str
     def __init__(
         self,
         *,
-        revision: builtins.int = ...,
-        time_ns: builtins.int = ...,
-        kind: builtins.str = ...,
-        job: builtins.str = ...,
-        node: builtins.str = ...,
-        message: builtins.str = ...,
+        revision: _builtins.int = ...,
+        time_ns: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        job: _builtins.str = ...,
+        node: _builtins.str = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "kind", b"kind", "message", b"message", "node", b"node", "revision", b"revision", "time_ns", b"time_ns"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "kind", b"kind", "message", b"message", "node", b"node", "revision", b"revision", "time_ns", b"time_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Event: typing_extensions.TypeAlias = Event
+Global___Event: _TypeAlias = Event  # noqa: Y015

@@ -3,261 +3,92 @@
 isort:skip_file
 The operators' calls. Any coordinator answers them; writes reach the leader by themselves."""
 
-import abc
-import collections.abc
-import grpc
-import grpc.aio
-import protos.admin_pb2
+from collections import abc as _abc
+from grpc import aio as _aio
+from protos import admin_pb2 as _admin_pb2
+import abc as _abc_1
+import grpc as _grpc
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import Self as _Self
 else:
-    import typing_extensions
+    from typing_extensions import Self as _Self
 
-_T = typing.TypeVar("_T")
+_T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
 
-class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
-_AdminSubmitJobType = typing_extensions.TypeVar(
-    '_AdminSubmitJobType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.SubmitJobRequest,
-        protos.admin_pb2.SubmitJobResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.SubmitJobRequest,
-        protos.admin_pb2.SubmitJobResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.SubmitJobRequest,
-        protos.admin_pb2.SubmitJobResponse,
-    ],
-)
 
-_AdminDescribeJobType = typing_extensions.TypeVar(
-    '_AdminDescribeJobType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.DescribeJobRequest,
-        protos.admin_pb2.JobDescription,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.DescribeJobRequest,
-        protos.admin_pb2.JobDescription,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.DescribeJobRequest,
-        protos.admin_pb2.JobDescription,
-    ],
-)
+class AdminStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
+    SubmitJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SubmitJobRequest, _admin_pb2.SubmitJobResponse]
+    DescribeJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeJobRequest, _admin_pb2.JobDescription]
+    ListJobs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListJobsRequest, _admin_pb2.ListJobsResponse]
+    StopJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StopJobRequest, _admin_pb2.StopJobResponse]
+    ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
+    WatchEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.Event]
 
-_AdminListJobsType = typing_extensions.TypeVar(
-    '_AdminListJobsType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListJobsRequest,
-        protos.admin_pb2.ListJobsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListJobsRequest,
-        protos.admin_pb2.ListJobsResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListJobsRequest,
-        protos.admin_pb2.ListJobsResponse,
-    ],
-)
+@_typing.type_check_only
+class AdminAsyncStub(AdminStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SubmitJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.SubmitJobRequest, _admin_pb2.SubmitJobResponse]  # type: ignore[assignment]
+    DescribeJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeJobRequest, _admin_pb2.JobDescription]  # type: ignore[assignment]
+    ListJobs: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListJobsRequest, _admin_pb2.ListJobsResponse]  # type: ignore[assignment]
+    StopJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.StopJobRequest, _admin_pb2.StopJobResponse]  # type: ignore[assignment]
+    ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
+    WatchEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.Event]  # type: ignore[assignment]
 
-_AdminStopJobType = typing_extensions.TypeVar(
-    '_AdminStopJobType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.StopJobRequest,
-        protos.admin_pb2.StopJobResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.StopJobRequest,
-        protos.admin_pb2.StopJobResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.StopJobRequest,
-        protos.admin_pb2.StopJobResponse,
-    ],
-)
-
-_AdminListNodesType = typing_extensions.TypeVar(
-    '_AdminListNodesType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListNodesRequest,
-        protos.admin_pb2.ListNodesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListNodesRequest,
-        protos.admin_pb2.ListNodesResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListNodesRequest,
-        protos.admin_pb2.ListNodesResponse,
-    ],
-)
-
-_AdminWatchEventsType = typing_extensions.TypeVar(
-    '_AdminWatchEventsType',
-    grpc.UnaryStreamMultiCallable[
-        protos.admin_pb2.WatchEventsRequest,
-        protos.admin_pb2.Event,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        protos.admin_pb2.WatchEventsRequest,
-        protos.admin_pb2.Event,
-    ],
-    default=grpc.UnaryStreamMultiCallable[
-        protos.admin_pb2.WatchEventsRequest,
-        protos.admin_pb2.Event,
-    ],
-)
-
-class AdminStub(typing.Generic[_AdminSubmitJobType, _AdminDescribeJobType, _AdminListJobsType, _AdminStopJobType, _AdminListNodesType, _AdminWatchEventsType]):
-    @typing.overload
-    def __init__(self: AdminStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.admin_pb2.SubmitJobRequest,
-            protos.admin_pb2.SubmitJobResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.admin_pb2.DescribeJobRequest,
-            protos.admin_pb2.JobDescription,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.admin_pb2.ListJobsRequest,
-            protos.admin_pb2.ListJobsResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.admin_pb2.StopJobRequest,
-            protos.admin_pb2.StopJobResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.admin_pb2.ListNodesRequest,
-            protos.admin_pb2.ListNodesResponse,
-        ],
-        grpc.UnaryStreamMultiCallable[
-            protos.admin_pb2.WatchEventsRequest,
-            protos.admin_pb2.Event,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: AdminStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.admin_pb2.SubmitJobRequest,
-            protos.admin_pb2.SubmitJobResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.admin_pb2.DescribeJobRequest,
-            protos.admin_pb2.JobDescription,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.admin_pb2.ListJobsRequest,
-            protos.admin_pb2.ListJobsResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.admin_pb2.StopJobRequest,
-            protos.admin_pb2.StopJobResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.admin_pb2.ListNodesRequest,
-            protos.admin_pb2.ListNodesResponse,
-        ],
-        grpc.aio.UnaryStreamMultiCallable[
-            protos.admin_pb2.WatchEventsRequest,
-            protos.admin_pb2.Event,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    SubmitJob: _AdminSubmitJobType
-
-    DescribeJob: _AdminDescribeJobType
-
-    ListJobs: _AdminListJobsType
-
-    StopJob: _AdminStopJobType
-
-    ListNodes: _AdminListNodesType
-
-    WatchEvents: _AdminWatchEventsType
-
-AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.SubmitJobRequest,
-        protos.admin_pb2.SubmitJobResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.DescribeJobRequest,
-        protos.admin_pb2.JobDescription,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListJobsRequest,
-        protos.admin_pb2.ListJobsResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.StopJobRequest,
-        protos.admin_pb2.StopJobResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.admin_pb2.ListNodesRequest,
-        protos.admin_pb2.ListNodesResponse,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        protos.admin_pb2.WatchEventsRequest,
-        protos.admin_pb2.Event,
-    ],
-]
-
-class AdminServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class AdminServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def SubmitJob(
         self,
-        request: protos.admin_pb2.SubmitJobRequest,
+        request: _admin_pb2.SubmitJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.admin_pb2.SubmitJobResponse, collections.abc.Awaitable[protos.admin_pb2.SubmitJobResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.SubmitJobResponse, _abc.Awaitable[_admin_pb2.SubmitJobResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def DescribeJob(
         self,
-        request: protos.admin_pb2.DescribeJobRequest,
+        request: _admin_pb2.DescribeJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.admin_pb2.JobDescription, collections.abc.Awaitable[protos.admin_pb2.JobDescription]]: ...
+    ) -> _typing.Union[_admin_pb2.JobDescription, _abc.Awaitable[_admin_pb2.JobDescription]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def ListJobs(
         self,
-        request: protos.admin_pb2.ListJobsRequest,
+        request: _admin_pb2.ListJobsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.admin_pb2.ListJobsResponse, collections.abc.Awaitable[protos.admin_pb2.ListJobsResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ListJobsResponse, _abc.Awaitable[_admin_pb2.ListJobsResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def StopJob(
         self,
-        request: protos.admin_pb2.StopJobRequest,
+        request: _admin_pb2.StopJobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.admin_pb2.StopJobResponse, collections.abc.Awaitable[protos.admin_pb2.StopJobResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.StopJobResponse, _abc.Awaitable[_admin_pb2.StopJobResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def ListNodes(
         self,
-        request: protos.admin_pb2.ListNodesRequest,
+        request: _admin_pb2.ListNodesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.admin_pb2.ListNodesResponse, collections.abc.Awaitable[protos.admin_pb2.ListNodesResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ListNodesResponse, _abc.Awaitable[_admin_pb2.ListNodesResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def WatchEvents(
         self,
-        request: protos.admin_pb2.WatchEventsRequest,
+        request: _admin_pb2.WatchEventsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.admin_pb2.Event], collections.abc.AsyncIterator[protos.admin_pb2.Event]]: ...
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.Event], _abc.AsyncIterator[_admin_pb2.Event]]: ...
 
-def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,57 +3,61 @@
 isort:skip_file
 An incident: one failure, from its detection to the first step after it."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
-import google.protobuf.message
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class IncidentMark(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class IncidentMark(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    PHASE_FIELD_NUMBER: builtins.int
-    TIME_NS_FIELD_NUMBER: builtins.int
-    NOTE_FIELD_NUMBER: builtins.int
-    phase: builtins.str
+    PHASE_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
     """detected, paused, pulled, regrouped, first_step, ..."""
-    time_ns: builtins.int
+    time_ns: _builtins.int
     """wall clock, since the epoch; for people, nothing is decided from it"""
-    note: builtins.str
+    note: _builtins.str
     def __init__(
         self,
         *,
-        phase: builtins.str = ...,
-        time_ns: builtins.int = ...,
-        note: builtins.str = ...,
+        phase: _builtins.str = ...,
+        time_ns: _builtins.int = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["note", b"note", "phase", b"phase", "time_ns", b"time_ns"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["note", b"note", "phase", b"phase", "time_ns", b"time_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___IncidentMark: typing_extensions.TypeAlias = IncidentMark
+Global___IncidentMark: _TypeAlias = IncidentMark  # noqa: Y015
 
-@typing.final
-class Incident(google.protobuf.message.Message):
+@_typing.final
+class Incident(_message.Message):
     """incidents/<id>"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _Cause:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _CauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Incident._Cause.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Incident._Cause.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         CAUSE_UNSPECIFIED: Incident._Cause.ValueType  # 0
         NODE_LOST: Incident._Cause.ValueType  # 1
         TRAINER_ENDED: Incident._Cause.ValueType  # 2
@@ -75,51 +79,55 @@ class Incident(google.protobuf.message.Message):
     PLANNED: Incident.Cause.ValueType  # 6
     """an operator's change"""
 
-    ID_FIELD_NUMBER: builtins.int
-    JOB_FIELD_NUMBER: builtins.int
-    CAUSE_FIELD_NUMBER: builtins.int
-    NODES_FIELD_NUMBER: builtins.int
-    DETAIL_FIELD_NUMBER: builtins.int
-    FIRST_GENERATION_FIELD_NUMBER: builtins.int
-    LAST_GENERATION_FIELD_NUMBER: builtins.int
-    MARKS_FIELD_NUMBER: builtins.int
-    RESUME_STEP_FIELD_NUMBER: builtins.int
-    LOST_STEPS_FIELD_NUMBER: builtins.int
-    BYTES_MOVED_FIELD_NUMBER: builtins.int
-    CLOSED_FIELD_NUMBER: builtins.int
-    id: builtins.str
+    ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    FIRST_GENERATION_FIELD_NUMBER: _builtins.int
+    LAST_GENERATION_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
+    RESUME_STEP_FIELD_NUMBER: _builtins.int
+    LOST_STEPS_FIELD_NUMBER: _builtins.int
+    BYTES_MOVED_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
     """<job>.<generation that opened it>"""
-    job: builtins.str
+    job: _builtins.str
     cause: Global___Incident.Cause.ValueType
-    detail: builtins.str
-    first_generation: builtins.int
-    last_generation: builtins.int
-    resume_step: builtins.int
+    detail: _builtins.str
+    first_generation: _builtins.int
+    last_generation: _builtins.int
+    resume_step: _builtins.int
     """-1 until known"""
-    lost_steps: builtins.int
+    lost_steps: _builtins.int
     """steps computed again, at most 1"""
-    bytes_moved: builtins.int
-    closed: builtins.bool
-    @property
-    def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    @property
-    def marks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___IncidentMark]: ...
+    bytes_moved: _builtins.int
+    closed: _builtins.bool
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___IncidentMark]: ...
     def __init__(
         self,
         *,
-        id: builtins.str = ...,
-        job: builtins.str = ...,
+        id: _builtins.str = ...,
+        job: _builtins.str = ...,
         cause: Global___Incident.Cause.ValueType = ...,
-        nodes: collections.abc.Iterable[builtins.str] | None = ...,
-        detail: builtins.str = ...,
-        first_generation: builtins.int = ...,
-        last_generation: builtins.int = ...,
-        marks: collections.abc.Iterable[Global___IncidentMark] | None = ...,
-        resume_step: builtins.int = ...,
-        lost_steps: builtins.int = ...,
-        bytes_moved: builtins.int = ...,
-        closed: builtins.bool = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        detail: _builtins.str = ...,
+        first_generation: _builtins.int = ...,
+        last_generation: _builtins.int = ...,
+        marks: _abc.Iterable[Global___IncidentMark] | None = ...,
+        resume_step: _builtins.int = ...,
+        lost_steps: _builtins.int = ...,
+        bytes_moved: _builtins.int = ...,
+        closed: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_moved", b"bytes_moved", "cause", b"cause", "closed", b"closed", "detail", b"detail", "first_generation", b"first_generation", "id", b"id", "job", b"job", "last_generation", b"last_generation", "lost_steps", b"lost_steps", "marks", b"marks", "nodes", b"nodes", "resume_step", b"resume_step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_moved", b"bytes_moved", "cause", b"cause", "closed", b"closed", "detail", b"detail", "first_generation", b"first_generation", "id", b"id", "job", b"job", "last_generation", b"last_generation", "lost_steps", b"lost_steps", "marks", b"marks", "nodes", b"nodes", "resume_step", b"resume_step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Incident: typing_extensions.TypeAlias = Incident
+Global___Incident: _TypeAlias = Incident  # noqa: Y015

@@ -3,131 +3,142 @@
 isort:skip_file
 A job: what the operator submitted and what has become of it."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
-import google.protobuf.message
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class JobSpec(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class JobSpec(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    @typing.final
-    class EnvironmentEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    @_typing.final
+    class EnvironmentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
         def __init__(
             self,
             *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
         ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    NAME_FIELD_NUMBER: builtins.int
-    COMMAND_FIELD_NUMBER: builtins.int
-    ENVIRONMENT_FIELD_NUMBER: builtins.int
-    WORKING_DIRECTORY_FIELD_NUMBER: builtins.int
-    REPLICAS_FIELD_NUMBER: builtins.int
-    SHARD_POSITIONS_FIELD_NUMBER: builtins.int
-    RANKS_PER_NODE_FIELD_NUMBER: builtins.int
-    SPARES_FIELD_NUMBER: builtins.int
-    SEED_FIELD_NUMBER: builtins.int
-    RESTARTS_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    working_directory: builtins.str
-    replicas: builtins.int
-    shard_positions: builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    WORKING_DIRECTORY_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    SHARD_POSITIONS_FIELD_NUMBER: _builtins.int
+    RANKS_PER_NODE_FIELD_NUMBER: _builtins.int
+    SPARES_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    working_directory: _builtins.str
+    replicas: _builtins.int
+    shard_positions: _builtins.int
     """ranks of one replica"""
-    ranks_per_node: builtins.int
-    spares: builtins.int
+    ranks_per_node: _builtins.int
+    spares: _builtins.int
     """hot spares to keep"""
-    seed: builtins.int
-    restarts: builtins.int
+    seed: _builtins.int
+    restarts: _builtins.int
     """trainers that may end by themselves before the job is FAILED"""
-    @property
-    def command(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    @property
-    def environment(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @_builtins.property
+    def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        command: collections.abc.Iterable[builtins.str] | None = ...,
-        environment: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
-        working_directory: builtins.str = ...,
-        replicas: builtins.int = ...,
-        shard_positions: builtins.int = ...,
-        ranks_per_node: builtins.int = ...,
-        spares: builtins.int = ...,
-        seed: builtins.int = ...,
-        restarts: builtins.int = ...,
+        name: _builtins.str = ...,
+        command: _abc.Iterable[_builtins.str] | None = ...,
+        environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        working_directory: _builtins.str = ...,
+        replicas: _builtins.int = ...,
+        shard_positions: _builtins.int = ...,
+        ranks_per_node: _builtins.int = ...,
+        spares: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        restarts: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command", "environment", b"environment", "name", b"name", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "restarts", b"restarts", "seed", b"seed", "shard_positions", b"shard_positions", "spares", b"spares", "working_directory", b"working_directory"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "name", b"name", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "restarts", b"restarts", "seed", b"seed", "shard_positions", b"shard_positions", "spares", b"spares", "working_directory", b"working_directory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___JobSpec: typing_extensions.TypeAlias = JobSpec
+Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
 
-@typing.final
-class Job(google.protobuf.message.Message):
+@_typing.final
+class Job(_message.Message):
     """jobs/<job>/spec"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SPEC_FIELD_NUMBER: builtins.int
-    SPEC_REVISION_FIELD_NUMBER: builtins.int
-    STOP_FIELD_NUMBER: builtins.int
-    SUBMITTED_NS_FIELD_NUMBER: builtins.int
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    spec_revision: builtins.int
-    stop: builtins.str
+    SPEC_FIELD_NUMBER: _builtins.int
+    SPEC_REVISION_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    SUBMITTED_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    spec_revision: _builtins.int
+    stop: _builtins.str
     """why the operator wants it ended; empty when not"""
-    submitted_ns: builtins.int
+    submitted_ns: _builtins.int
     """wall clock, since the epoch; for people"""
-    request_id: builtins.str
+    request_id: _builtins.str
     """of the submission: the same request submits once"""
-    @property
+    @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     def __init__(
         self,
         *,
         spec: Global___JobSpec | None = ...,
-        spec_revision: builtins.int = ...,
-        stop: builtins.str = ...,
-        submitted_ns: builtins.int = ...,
-        request_id: builtins.str = ...,
+        spec_revision: _builtins.int = ...,
+        stop: _builtins.str = ...,
+        submitted_ns: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "spec", b"spec", "spec_revision", b"spec_revision", "stop", b"stop", "submitted_ns", b"submitted_ns"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "spec", b"spec", "spec_revision", b"spec_revision", "stop", b"stop", "submitted_ns", b"submitted_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Job: typing_extensions.TypeAlias = Job
+Global___Job: _TypeAlias = Job  # noqa: Y015
 
-@typing.final
-class JobStatus(google.protobuf.message.Message):
+@_typing.final
+class JobStatus(_message.Message):
     """jobs/<job>/status"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _State:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _StateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[JobStatus._State.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[JobStatus._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         STATE_UNSPECIFIED: JobStatus._State.ValueType  # 0
         WAITING: JobStatus._State.ValueType  # 1
         """cannot go on by itself; the reason says what for"""
@@ -159,32 +170,36 @@ class JobStatus(google.protobuf.message.Message):
     LOST: JobStatus.State.ValueType  # 8
     """no living holder of a shard position"""
 
-    STATE_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    REPLICAS_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    DIGESTS_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     state: Global___JobStatus.State.ValueType
-    reason: builtins.str
-    replicas: builtins.int
+    reason: _builtins.str
+    replicas: _builtins.int
     """running now"""
-    step: builtins.int
-    generation: builtins.int
-    @property
-    def digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+    step: _builtins.int
+    generation: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the final state, per shard position; only when FINISHED"""
 
     def __init__(
         self,
         *,
         state: Global___JobStatus.State.ValueType = ...,
-        reason: builtins.str = ...,
-        replicas: builtins.int = ...,
-        step: builtins.int = ...,
-        generation: builtins.int = ...,
-        digests: collections.abc.Iterable[builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+        replicas: _builtins.int = ...,
+        step: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digests", b"digests", "generation", b"generation", "reason", b"reason", "replicas", b"replicas", "state", b"state", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "generation", b"generation", "reason", b"reason", "replicas", b"replicas", "state", b"state", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___JobStatus: typing_extensions.TypeAlias = JobStatus
+Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015

@@ -3,28 +3,28 @@
 isort:skip_file
 Membership: the generation record, slots, acknowledgements and progress."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
-import google.protobuf.message
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
 class _Phase:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
 
-class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Phase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
     PHASE_UNSPECIFIED: _Phase.ValueType  # 0
     PAUSE: _Phase.ValueType  # 1
     RESTORE: _Phase.ValueType  # 2
@@ -44,14 +44,14 @@ FINISHED: Phase.ValueType  # 4
 STOPPED: Phase.ValueType  # 5
 FAILED: Phase.ValueType  # 6
 LOST: Phase.ValueType  # 7
-Global___Phase: typing_extensions.TypeAlias = Phase
+Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 class _StepPhase:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
 
-class _StepPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StepPhase.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+class _StepPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
     EMPTY: _StepPhase.ValueType  # 0
     """holds no state of the job"""
     COMPUTING: _StepPhase.ValueType  # 1
@@ -76,359 +76,396 @@ UPDATING: StepPhase.ValueType  # 3
 """the optimizer writes"""
 DONE: StepPhase.ValueType  # 4
 """the script has finished; the weights are state `step`"""
-Global___StepPhase: typing_extensions.TypeAlias = StepPhase
+Global___StepPhase: _TypeAlias = StepPhase  # noqa: Y015
 
-@typing.final
-class Source(google.protobuf.message.Message):
+@_typing.final
+class Source(_message.Message):
     """A rank that serves its state to the empty ranks of its shard position."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SHARD_POSITION_FIELD_NUMBER: builtins.int
-    RANK_FIELD_NUMBER: builtins.int
-    NODE_FIELD_NUMBER: builtins.int
-    INSTANCE_FIELD_NUMBER: builtins.int
-    ADDRESS_FIELD_NUMBER: builtins.int
-    INITIAL_DIGEST_FIELD_NUMBER: builtins.int
-    shard_position: builtins.int
-    rank: builtins.int
-    node: builtins.str
-    instance: builtins.str
-    address: builtins.str
+    SHARD_POSITION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    INITIAL_DIGEST_FIELD_NUMBER: _builtins.int
+    shard_position: _builtins.int
+    rank: _builtins.int
+    node: _builtins.str
+    instance: _builtins.str
+    address: _builtins.str
     """host:port of its shard server"""
-    initial_digest: builtins.str
+    initial_digest: _builtins.str
     """only at a job's start: of the state that all begin from"""
     def __init__(
         self,
         *,
-        shard_position: builtins.int = ...,
-        rank: builtins.int = ...,
-        node: builtins.str = ...,
-        instance: builtins.str = ...,
-        address: builtins.str = ...,
-        initial_digest: builtins.str = ...,
+        shard_position: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        node: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        address: _builtins.str = ...,
+        initial_digest: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "initial_digest", b"initial_digest", "instance", b"instance", "node", b"node", "rank", b"rank", "shard_position", b"shard_position"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "initial_digest", b"initial_digest", "instance", b"instance", "node", b"node", "rank", b"rank", "shard_position", b"shard_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Source: typing_extensions.TypeAlias = Source
+Global___Source: _TypeAlias = Source  # noqa: Y015
 
-@typing.final
-class Rendezvous(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Rendezvous(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ADDRESS_FIELD_NUMBER: builtins.int
-    NONCE_FIELD_NUMBER: builtins.int
-    address: builtins.str
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
     """host:port of a TCPStore"""
-    nonce: builtins.str
+    nonce: _builtins.str
     """part of every key: a TCPStore has no authentication"""
     def __init__(
         self,
         *,
-        address: builtins.str = ...,
-        nonce: builtins.str = ...,
+        address: _builtins.str = ...,
+        nonce: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "nonce", b"nonce"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "nonce", b"nonce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Rendezvous: typing_extensions.TypeAlias = Rendezvous
+Global___Rendezvous: _TypeAlias = Rendezvous  # noqa: Y015
 
-@typing.final
-class Generation(google.protobuf.message.Message):
+@_typing.final
+class Generation(_message.Message):
     """jobs/<job>/generation"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    PHASE_FIELD_NUMBER: builtins.int
-    SPEC_REVISION_FIELD_NUMBER: builtins.int
-    LAST_RUNNING_GENERATION_FIELD_NUMBER: builtins.int
-    RESUME_STEP_FIELD_NUMBER: builtins.int
-    INITIAL_FIELD_NUMBER: builtins.int
-    EMPTY_SLOTS_FIELD_NUMBER: builtins.int
-    ABSENT_REPLICAS_FIELD_NUMBER: builtins.int
-    CHANGED_SLOTS_FIELD_NUMBER: builtins.int
-    SOURCES_FIELD_NUMBER: builtins.int
-    RENDEZVOUS_SLOTS_FIELD_NUMBER: builtins.int
-    RENDEZVOUS_FIELD_NUMBER: builtins.int
-    INCIDENT_FIELD_NUMBER: builtins.int
-    RESTARTS_FIELD_NUMBER: builtins.int
-    REGROUPS_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    job: builtins.str
-    generation: builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    SPEC_REVISION_FIELD_NUMBER: _builtins.int
+    LAST_RUNNING_GENERATION_FIELD_NUMBER: _builtins.int
+    RESUME_STEP_FIELD_NUMBER: _builtins.int
+    INITIAL_FIELD_NUMBER: _builtins.int
+    EMPTY_SLOTS_FIELD_NUMBER: _builtins.int
+    ABSENT_REPLICAS_FIELD_NUMBER: _builtins.int
+    CHANGED_SLOTS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    RENDEZVOUS_SLOTS_FIELD_NUMBER: _builtins.int
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    REGROUPS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
     phase: Global___Phase.ValueType
-    spec_revision: builtins.int
-    last_running_generation: builtins.int
+    spec_revision: _builtins.int
+    last_running_generation: _builtins.int
     """0 when the job has never run"""
-    resume_step: builtins.int
+    resume_step: _builtins.int
     """S; -1 before RESTORE"""
-    initial: builtins.bool
+    initial: _builtins.bool
     """S = 0 is the scripts' own initial state"""
-    incident: builtins.str
+    incident: _builtins.str
     """the open incident; empty when none"""
-    restarts: builtins.int
+    restarts: _builtins.int
     """trainers that ended by themselves so far"""
-    regroups: builtins.int
+    regroups: _builtins.int
     """generations in a row that changed nobody"""
-    reason: builtins.str
-    @property
-    def empty_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+    reason: _builtins.str
+    @_builtins.property
+    def empty_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """slots without a node"""
 
-    @property
-    def absent_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def absent_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """replicas that this generation runs without"""
 
-    @property
-    def changed_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def changed_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a hint for people; never decided from"""
 
-    @property
-    def sources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Source]: ...
-    @property
-    def rendezvous_slots(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]: ...
+    @_builtins.property
+    def rendezvous_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """which slots offer a store"""
 
-    @property
+    @_builtins.property
     def rendezvous(self) -> Global___Rendezvous:
         """which offer is used"""
 
     def __init__(
         self,
         *,
-        job: builtins.str = ...,
-        generation: builtins.int = ...,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
         phase: Global___Phase.ValueType = ...,
-        spec_revision: builtins.int = ...,
-        last_running_generation: builtins.int = ...,
-        resume_step: builtins.int = ...,
-        initial: builtins.bool = ...,
-        empty_slots: collections.abc.Iterable[builtins.int] | None = ...,
-        absent_replicas: collections.abc.Iterable[builtins.int] | None = ...,
-        changed_slots: collections.abc.Iterable[builtins.int] | None = ...,
-        sources: collections.abc.Iterable[Global___Source] | None = ...,
-        rendezvous_slots: collections.abc.Iterable[builtins.int] | None = ...,
+        spec_revision: _builtins.int = ...,
+        last_running_generation: _builtins.int = ...,
+        resume_step: _builtins.int = ...,
+        initial: _builtins.bool = ...,
+        empty_slots: _abc.Iterable[_builtins.int] | None = ...,
+        absent_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        changed_slots: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[Global___Source] | None = ...,
+        rendezvous_slots: _abc.Iterable[_builtins.int] | None = ...,
         rendezvous: Global___Rendezvous | None = ...,
-        incident: builtins.str = ...,
-        restarts: builtins.int = ...,
-        regroups: builtins.int = ...,
-        reason: builtins.str = ...,
+        incident: _builtins.str = ...,
+        restarts: _builtins.int = ...,
+        regroups: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rendezvous", b"rendezvous"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["absent_replicas", b"absent_replicas", "changed_slots", b"changed_slots", "empty_slots", b"empty_slots", "generation", b"generation", "incident", b"incident", "initial", b"initial", "job", b"job", "last_running_generation", b"last_running_generation", "phase", b"phase", "reason", b"reason", "regroups", b"regroups", "rendezvous", b"rendezvous", "rendezvous_slots", b"rendezvous_slots", "restarts", b"restarts", "resume_step", b"resume_step", "sources", b"sources", "spec_revision", b"spec_revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_replicas", b"absent_replicas", "changed_slots", b"changed_slots", "empty_slots", b"empty_slots", "generation", b"generation", "incident", b"incident", "initial", b"initial", "job", b"job", "last_running_generation", b"last_running_generation", "phase", b"phase", "reason", b"reason", "regroups", b"regroups", "rendezvous", b"rendezvous", "rendezvous_slots", b"rendezvous_slots", "restarts", b"restarts", "resume_step", b"resume_step", "sources", b"sources", "spec_revision", b"spec_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Generation: typing_extensions.TypeAlias = Generation
+Global___Generation: _TypeAlias = Generation  # noqa: Y015
 
-@typing.final
-class SlotRank(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class SlotRank(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    INSTANCE_FIELD_NUMBER: builtins.int
-    SINCE_FIELD_NUMBER: builtins.int
-    instance: builtins.str
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
     """empty until a RESTORE has named it"""
-    since: builtins.int
+    since: _builtins.int
     """the generation since which this slot has the rank anew"""
     def __init__(
         self,
         *,
-        instance: builtins.str = ...,
-        since: builtins.int = ...,
+        instance: _builtins.str = ...,
+        since: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["instance", b"instance", "since", b"since"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SlotRank: typing_extensions.TypeAlias = SlotRank
+Global___SlotRank: _TypeAlias = SlotRank  # noqa: Y015
 
-@typing.final
-class Slot(google.protobuf.message.Message):
+@_typing.final
+class Slot(_message.Message):
     """jobs/<job>/slots/<slot>"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SLOT_FIELD_NUMBER: builtins.int
-    NODE_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    RANKS_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    slot: builtins.int
-    node: builtins.str
+    SLOT_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    node: _builtins.str
     """empty while the slot has no node"""
-    incarnation: builtins.str
-    generation: builtins.int
+    incarnation: _builtins.str
+    generation: _builtins.int
     """the generation that wrote this record"""
-    @property
-    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SlotRank]: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRank]: ...
     def __init__(
         self,
         *,
-        slot: builtins.int = ...,
-        node: builtins.str = ...,
-        incarnation: builtins.str = ...,
-        ranks: collections.abc.Iterable[Global___SlotRank] | None = ...,
-        generation: builtins.int = ...,
+        slot: _builtins.int = ...,
+        node: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        ranks: _abc.Iterable[Global___SlotRank] | None = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "incarnation", b"incarnation", "node", b"node", "ranks", b"ranks", "slot", b"slot"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "node", b"node", "ranks", b"ranks", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Slot: typing_extensions.TypeAlias = Slot
+Global___Slot: _TypeAlias = Slot  # noqa: Y015
 
-@typing.final
-class RankAck(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class RankAck(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    INSTANCE_FIELD_NUMBER: builtins.int
-    PHASE_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    INITIAL_DIGEST_FIELD_NUMBER: builtins.int
-    SHARD_ADDRESS_FIELD_NUMBER: builtins.int
-    OFFER_FIELD_NUMBER: builtins.int
-    rank: builtins.int
-    instance: builtins.str
+    RANK_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    INITIAL_DIGEST_FIELD_NUMBER: _builtins.int
+    SHARD_ADDRESS_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    instance: _builtins.str
     phase: Global___StepPhase.ValueType
-    step: builtins.int
+    step: _builtins.int
     """-1 when EMPTY"""
-    initial_digest: builtins.str
+    initial_digest: _builtins.str
     """EMPTY ranks of a job that has never run, unless rehearsed"""
-    shard_address: builtins.str
+    shard_address: _builtins.str
     """where it would serve its state"""
-    @property
+    @_builtins.property
     def offer(self) -> Global___Rendezvous:
         """unset unless asked for"""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        instance: builtins.str = ...,
+        rank: _builtins.int = ...,
+        instance: _builtins.str = ...,
         phase: Global___StepPhase.ValueType = ...,
-        step: builtins.int = ...,
-        initial_digest: builtins.str = ...,
-        shard_address: builtins.str = ...,
+        step: _builtins.int = ...,
+        initial_digest: _builtins.str = ...,
+        shard_address: _builtins.str = ...,
         offer: Global___Rendezvous | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["initial_digest", b"initial_digest", "instance", b"instance", "offer", b"offer", "phase", b"phase", "rank", b"rank", "shard_address", b"shard_address", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_digest", b"initial_digest", "instance", b"instance", "offer", b"offer", "phase", b"phase", "rank", b"rank", "shard_address", b"shard_address", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RankAck: typing_extensions.TypeAlias = RankAck
+Global___RankAck: _TypeAlias = RankAck  # noqa: Y015
 
-@typing.final
-class Ack(google.protobuf.message.Message):
+@_typing.final
+class Ack(_message.Message):
     """jobs/<job>/acks/<node>, under the node's lease: every local rank has stopped for `generation`."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    RANKS_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    incarnation: builtins.str
-    @property
-    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankAck]: ...
+    GENERATION_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    incarnation: _builtins.str
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankAck]: ...
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        incarnation: builtins.str = ...,
-        ranks: collections.abc.Iterable[Global___RankAck] | None = ...,
+        generation: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        ranks: _abc.Iterable[Global___RankAck] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "incarnation", b"incarnation", "ranks", b"ranks"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Ack: typing_extensions.TypeAlias = Ack
+Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
-@typing.final
-class Pull(google.protobuf.message.Message):
+@_typing.final
+class Pull(_message.Message):
     """What an empty rank pulled."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SOURCE_FIELD_NUMBER: builtins.int
-    BYTES_FIELD_NUMBER: builtins.int
-    SECONDS_FIELD_NUMBER: builtins.int
-    source: builtins.str
+    SOURCE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
     """node"""
-    bytes: builtins.int
-    seconds: builtins.float
+    bytes: _builtins.int
+    seconds: _builtins.float
     def __init__(
         self,
         *,
-        source: builtins.str = ...,
-        bytes: builtins.int = ...,
-        seconds: builtins.float = ...,
+        source: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "seconds", b"seconds", "source", b"source"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "seconds", b"seconds", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Pull: typing_extensions.TypeAlias = Pull
+Global___Pull: _TypeAlias = Pull  # noqa: Y015
 
-@typing.final
-class RankProgress(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class RankProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    INSTANCE_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    PHASE_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    BROKEN_FIELD_NUMBER: builtins.int
-    PULL_FIELD_NUMBER: builtins.int
-    DIGEST_FIELD_NUMBER: builtins.int
-    RESTORED_FIELD_NUMBER: builtins.int
-    rank: builtins.int
-    instance: builtins.str
-    generation: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    instance: _builtins.str
+    generation: _builtins.int
     """the generation whose group it has joined; 0 before"""
     phase: Global___StepPhase.ValueType
-    step: builtins.int
-    broken: builtins.str
+    step: _builtins.int
+    broken: _builtins.str
     """why the group of `generation` is broken; empty while whole"""
-    digest: builtins.str
+    digest: _builtins.str
     """of the final state, with DONE"""
-    restored: builtins.int
+    restored: _builtins.int
     """the latest generation in which it held its whole state S and went on to join"""
-    @property
+    @_builtins.property
     def pull(self) -> Global___Pull:
         """for `generation`; unset when it pulled nothing"""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        instance: builtins.str = ...,
-        generation: builtins.int = ...,
+        rank: _builtins.int = ...,
+        instance: _builtins.str = ...,
+        generation: _builtins.int = ...,
         phase: Global___StepPhase.ValueType = ...,
-        step: builtins.int = ...,
-        broken: builtins.str = ...,
+        step: _builtins.int = ...,
+        broken: _builtins.str = ...,
         pull: Global___Pull | None = ...,
-        digest: builtins.str = ...,
-        restored: builtins.int = ...,
+        digest: _builtins.str = ...,
+        restored: _builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["pull", b"pull"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["broken", b"broken", "digest", b"digest", "generation", b"generation", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "digest", b"digest", "generation", b"generation", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RankProgress: typing_extensions.TypeAlias = RankProgress
+Global___RankProgress: _TypeAlias = RankProgress  # noqa: Y015
 
-@typing.final
-class Progress(google.protobuf.message.Message):
+@_typing.final
+class Progress(_message.Message):
     """jobs/<job>/progress/<node>, under the node's lease: at most once a second, but at once when a
     rank has joined, broken, committed its first step of a generation, or is done.
     """
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    INCARNATION_FIELD_NUMBER: builtins.int
-    RANKS_FIELD_NUMBER: builtins.int
-    STEPS_PER_SECOND_FIELD_NUMBER: builtins.int
-    incarnation: builtins.str
-    steps_per_second: builtins.float
-    @property
-    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    STEPS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    steps_per_second: _builtins.float
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
     def __init__(
         self,
         *,
-        incarnation: builtins.str = ...,
-        ranks: collections.abc.Iterable[Global___RankProgress] | None = ...,
-        steps_per_second: builtins.float = ...,
+        incarnation: _builtins.str = ...,
+        ranks: _abc.Iterable[Global___RankProgress] | None = ...,
+        steps_per_second: _builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "ranks", b"ranks", "steps_per_second", b"steps_per_second"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "ranks", b"ranks", "steps_per_second", b"steps_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Progress: typing_extensions.TypeAlias = Progress
+Global___Progress: _TypeAlias = Progress  # noqa: Y015

@@ -3,32 +3,32 @@
 isort:skip_file
 A node: what it registers of itself under its lease, and what the leader holds against it."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
-import google.protobuf.message
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class Device(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Device(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _Kind:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Device._Kind.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Device._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         KIND_UNSPECIFIED: Device._Kind.ValueType  # 0
         CPU: Device._Kind.ValueType  # 1
         CUDA: Device._Kind.ValueType  # 2
@@ -38,64 +38,72 @@ class Device(google.protobuf.message.Message):
     CPU: Device.Kind.ValueType  # 1
     CUDA: Device.Kind.ValueType  # 2
 
-    KIND_FIELD_NUMBER: builtins.int
-    INDEX_FIELD_NUMBER: builtins.int
-    NAME_FIELD_NUMBER: builtins.int
-    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     kind: Global___Device.Kind.ValueType
-    index: builtins.int
-    name: builtins.str
-    memory_bytes: builtins.int
+    index: _builtins.int
+    name: _builtins.str
+    memory_bytes: _builtins.int
     def __init__(
         self,
         *,
         kind: Global___Device.Kind.ValueType = ...,
-        index: builtins.int = ...,
-        name: builtins.str = ...,
-        memory_bytes: builtins.int = ...,
+        index: _builtins.int = ...,
+        name: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["index", b"index", "kind", b"kind", "memory_bytes", b"memory_bytes", "name", b"name"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "kind", b"kind", "memory_bytes", b"memory_bytes", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Device: typing_extensions.TypeAlias = Device
+Global___Device: _TypeAlias = Device  # noqa: Y015
 
-@typing.final
-class TrainerExit(google.protobuf.message.Message):
+@_typing.final
+class TrainerExit(_message.Message):
     """How a trainer process ended."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    CODE_FIELD_NUMBER: builtins.int
-    SIGNAL_FIELD_NUMBER: builtins.int
-    MESSAGE_FIELD_NUMBER: builtins.int
-    code: builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
     """exit code; 0 when a signal ended it"""
-    signal: builtins.int
+    signal: _builtins.int
     """0 when it exited by itself"""
-    message: builtins.str
+    message: _builtins.str
     """last lines of stderr, or why workerd ended it"""
     def __init__(
         self,
         *,
-        code: builtins.int = ...,
-        signal: builtins.int = ...,
-        message: builtins.str = ...,
+        code: _builtins.int = ...,
+        signal: _builtins.int = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code", b"code", "message", b"message", "signal", b"signal"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "signal", b"signal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TrainerExit: typing_extensions.TypeAlias = TrainerExit
+Global___TrainerExit: _TypeAlias = TrainerExit  # noqa: Y015
 
-@typing.final
-class Trainer(google.protobuf.message.Message):
+@_typing.final
+class Trainer(_message.Message):
     """One life of one trainer process."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _State:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _StateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Trainer._State.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Trainer._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         STATE_UNSPECIFIED: Trainer._State.ValueType  # 0
         STARTING: Trainer._State.ValueType  # 1
         """the process runs, its script has not reached a waiting point yet"""
@@ -115,266 +123,305 @@ class Trainer(google.protobuf.message.Message):
     """belongs to a slot"""
     ENDED: Trainer.State.ValueType  # 4
 
-    INSTANCE_FIELD_NUMBER: builtins.int
-    LOCAL_RANK_FIELD_NUMBER: builtins.int
-    STATE_FIELD_NUMBER: builtins.int
-    JOB_FIELD_NUMBER: builtins.int
-    SPEC_REVISION_FIELD_NUMBER: builtins.int
-    SINCE_FIELD_NUMBER: builtins.int
-    EXIT_FIELD_NUMBER: builtins.int
-    instance: builtins.str
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    LOCAL_RANK_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SPEC_REVISION_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
     """drawn when the process is started"""
-    local_rank: builtins.int
+    local_rank: _builtins.int
     state: Global___Trainer.State.ValueType
-    job: builtins.str
-    spec_revision: builtins.int
-    since: builtins.int
+    job: _builtins.str
+    spec_revision: _builtins.int
+    since: _builtins.int
     """the generation since which its slot has this rank anew; 0 while unplaced"""
-    @property
+    @_builtins.property
     def exit(self) -> Global___TrainerExit: ...
     def __init__(
         self,
         *,
-        instance: builtins.str = ...,
-        local_rank: builtins.int = ...,
+        instance: _builtins.str = ...,
+        local_rank: _builtins.int = ...,
         state: Global___Trainer.State.ValueType = ...,
-        job: builtins.str = ...,
-        spec_revision: builtins.int = ...,
-        since: builtins.int = ...,
+        job: _builtins.str = ...,
+        spec_revision: _builtins.int = ...,
+        since: _builtins.int = ...,
         exit: Global___TrainerExit | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["exit", b"exit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["exit", b"exit", "instance", b"instance", "job", b"job", "local_rank", b"local_rank", "since", b"since", "spec_revision", b"spec_revision", "state", b"state"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "instance", b"instance", "job", b"job", "local_rank", b"local_rank", "since", b"since", "spec_revision", b"spec_revision", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Trainer: typing_extensions.TypeAlias = Trainer
+Global___Trainer: _TypeAlias = Trainer  # noqa: Y015
 
-@typing.final
-class Warm(google.protobuf.message.Message):
+@_typing.final
+class Warm(_message.Message):
     """What a spare's trainers are warm for."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    SPEC_REVISION_FIELD_NUMBER: builtins.int
-    job: builtins.str
-    spec_revision: builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SPEC_REVISION_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    spec_revision: _builtins.int
     def __init__(
         self,
         *,
-        job: builtins.str = ...,
-        spec_revision: builtins.int = ...,
+        job: _builtins.str = ...,
+        spec_revision: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "spec_revision", b"spec_revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "spec_revision", b"spec_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Warm: typing_extensions.TypeAlias = Warm
+Global___Warm: _TypeAlias = Warm  # noqa: Y015
 
-@typing.final
-class Node(google.protobuf.message.Message):
+@_typing.final
+class Node(_message.Message):
     """nodes/<node>, under the node's lease."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    @typing.final
-    class LabelsEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
         def __init__(
             self,
             *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
         ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    NODE_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    BOOT_ID_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
-    CONTROL_ADDRESS_FIELD_NUMBER: builtins.int
-    DATA_ADDRESS_FIELD_NUMBER: builtins.int
-    DEVICES_FIELD_NUMBER: builtins.int
-    LABELS_FIELD_NUMBER: builtins.int
-    UNHEALTHY_FIELD_NUMBER: builtins.int
-    TRAINERS_FIELD_NUMBER: builtins.int
-    WARM_FIELD_NUMBER: builtins.int
-    node: builtins.str
-    incarnation: builtins.str
-    boot_id: builtins.str
-    version: builtins.str
-    control_address: builtins.str
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
+    DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    UNHEALTHY_FIELD_NUMBER: _builtins.int
+    TRAINERS_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    incarnation: _builtins.str
+    boot_id: _builtins.str
+    version: _builtins.str
+    control_address: _builtins.str
     """host:port of workerd's gRPC server"""
-    data_address: builtins.str
+    data_address: _builtins.str
     """host that peers use for shards and collectives"""
-    unhealthy: builtins.str
+    unhealthy: _builtins.str
     """empty while healthy, else why not"""
-    @property
-    def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Device]: ...
-    @property
-    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Device]: ...
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """rack, switch, ..."""
 
-    @property
-    def trainers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Trainer]: ...
-    @property
+    @_builtins.property
+    def trainers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Trainer]: ...
+    @_builtins.property
     def warm(self) -> Global___Warm:
         """unset until every local trainer waits, warm"""
 
     def __init__(
         self,
         *,
-        node: builtins.str = ...,
-        incarnation: builtins.str = ...,
-        boot_id: builtins.str = ...,
-        version: builtins.str = ...,
-        control_address: builtins.str = ...,
-        data_address: builtins.str = ...,
-        devices: collections.abc.Iterable[Global___Device] | None = ...,
-        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
-        unhealthy: builtins.str = ...,
-        trainers: collections.abc.Iterable[Global___Trainer] | None = ...,
+        node: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        boot_id: _builtins.str = ...,
+        version: _builtins.str = ...,
+        control_address: _builtins.str = ...,
+        data_address: _builtins.str = ...,
+        devices: _abc.Iterable[Global___Device] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        unhealthy: _builtins.str = ...,
+        trainers: _abc.Iterable[Global___Trainer] | None = ...,
         warm: Global___Warm | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["warm", b"warm"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "control_address", b"control_address", "data_address", b"data_address", "devices", b"devices", "incarnation", b"incarnation", "labels", b"labels", "node", b"node", "trainers", b"trainers", "unhealthy", b"unhealthy", "version", b"version", "warm", b"warm"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["warm", b"warm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "control_address", b"control_address", "data_address", b"data_address", "devices", b"devices", "incarnation", b"incarnation", "labels", b"labels", "node", b"node", "trainers", b"trainers", "unhealthy", b"unhealthy", "version", b"version", "warm", b"warm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Node: typing_extensions.TypeAlias = Node
+Global___Node: _TypeAlias = Node  # noqa: Y015
 
-@typing.final
-class DeadIncarnation(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class DeadIncarnation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    INCARNATION_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    TIME_NS_FIELD_NUMBER: builtins.int
-    incarnation: builtins.str
-    reason: builtins.str
-    time_ns: builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.str
+    reason: _builtins.str
+    time_ns: _builtins.int
     """wall clock, since the epoch; for people"""
     def __init__(
         self,
         *,
-        incarnation: builtins.str = ...,
-        reason: builtins.str = ...,
-        time_ns: builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        time_ns: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "reason", b"reason", "time_ns", b"time_ns"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "reason", b"reason", "time_ns", b"time_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DeadIncarnation: typing_extensions.TypeAlias = DeadIncarnation
+Global___DeadIncarnation: _TypeAlias = DeadIncarnation  # noqa: Y015
 
-@typing.final
-class NodeFlags(google.protobuf.message.Message):
+@_typing.final
+class NodeFlags(_message.Message):
     """flags/<node>, written by the leader. An incarnation listed here never lives again."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    DEAD_FIELD_NUMBER: builtins.int
-    CORDONED_FIELD_NUMBER: builtins.int
-    DRAINING_FIELD_NUMBER: builtins.int
-    QUARANTINED_FIELD_NUMBER: builtins.int
-    cordoned: builtins.str
+    DEAD_FIELD_NUMBER: _builtins.int
+    CORDONED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    cordoned: _builtins.str
     """the reason; empty when not"""
-    draining: builtins.str
+    draining: _builtins.str
     """the reason; empty when not"""
-    quarantined: builtins.str
+    quarantined: _builtins.str
     """the reason; empty when not"""
-    @property
-    def dead(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DeadIncarnation]: ...
+    @_builtins.property
+    def dead(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadIncarnation]: ...
     def __init__(
         self,
         *,
-        dead: collections.abc.Iterable[Global___DeadIncarnation] | None = ...,
-        cordoned: builtins.str = ...,
-        draining: builtins.str = ...,
-        quarantined: builtins.str = ...,
+        dead: _abc.Iterable[Global___DeadIncarnation] | None = ...,
+        cordoned: _builtins.str = ...,
+        draining: _builtins.str = ...,
+        quarantined: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cordoned", b"cordoned", "dead", b"dead", "draining", b"draining", "quarantined", b"quarantined"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned", b"cordoned", "dead", b"dead", "draining", b"draining", "quarantined", b"quarantined"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___NodeFlags: typing_extensions.TypeAlias = NodeFlags
+Global___NodeFlags: _TypeAlias = NodeFlags  # noqa: Y015
 
-@typing.final
-class Assignment(google.protobuf.message.Message):
+@_typing.final
+class Assignment(_message.Message):
     """assignments/<node>: the node's one place over all jobs."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NODE_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    JOB_FIELD_NUMBER: builtins.int
-    SLOT_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    node: builtins.str
-    incarnation: builtins.str
-    job: builtins.str
-    slot: builtins.int
-    generation: builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    incarnation: _builtins.str
+    job: _builtins.str
+    slot: _builtins.int
+    generation: _builtins.int
     """the generation that placed it"""
     def __init__(
         self,
         *,
-        node: builtins.str = ...,
-        incarnation: builtins.str = ...,
-        job: builtins.str = ...,
-        slot: builtins.int = ...,
-        generation: builtins.int = ...,
+        node: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        job: _builtins.str = ...,
+        slot: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "incarnation", b"incarnation", "job", b"job", "node", b"node", "slot", b"slot"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "job", b"job", "node", b"node", "slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Assignment: typing_extensions.TypeAlias = Assignment
+Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 
-@typing.final
-class SpareAssignment(google.protobuf.message.Message):
+@_typing.final
+class SpareAssignment(_message.Message):
     """spares/<node>: what a node without a slot is to be warm for."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NODE_FIELD_NUMBER: builtins.int
-    JOB_FIELD_NUMBER: builtins.int
-    SPEC_REVISION_FIELD_NUMBER: builtins.int
-    node: builtins.str
-    job: builtins.str
-    spec_revision: builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SPEC_REVISION_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    job: _builtins.str
+    spec_revision: _builtins.int
     def __init__(
         self,
         *,
-        node: builtins.str = ...,
-        job: builtins.str = ...,
-        spec_revision: builtins.int = ...,
+        node: _builtins.str = ...,
+        job: _builtins.str = ...,
+        spec_revision: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "node", b"node", "spec_revision", b"spec_revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "node", b"node", "spec_revision", b"spec_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SpareAssignment: typing_extensions.TypeAlias = SpareAssignment
+Global___SpareAssignment: _TypeAlias = SpareAssignment  # noqa: Y015
 
-@typing.final
-class ProbeRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ProbeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ProbeRequest: typing_extensions.TypeAlias = ProbeRequest
+Global___ProbeRequest: _TypeAlias = ProbeRequest  # noqa: Y015
 
-@typing.final
-class ProbeReply(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ProbeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NODE_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    BOOT_ID_FIELD_NUMBER: builtins.int
-    node: builtins.str
-    incarnation: builtins.str
-    boot_id: builtins.str
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    BOOT_ID_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    incarnation: _builtins.str
+    boot_id: _builtins.str
     def __init__(
         self,
         *,
-        node: builtins.str = ...,
-        incarnation: builtins.str = ...,
-        boot_id: builtins.str = ...,
+        node: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        boot_id: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "incarnation", b"incarnation", "node", b"node"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "incarnation", b"incarnation", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ProbeReply: typing_extensions.TypeAlias = ProbeReply
+Global___ProbeReply: _TypeAlias = ProbeReply  # noqa: Y015

@@ -3,82 +3,56 @@
 isort:skip_file
 A node: what it registers of itself under its lease, and what the leader holds against it."""
 
-import abc
-import collections.abc
-import grpc
-import grpc.aio
-import protos.node_pb2
+from collections import abc as _abc
+from grpc import aio as _aio
+from protos import node_pb2 as _node_pb2
+import abc as _abc_1
+import grpc as _grpc
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import Self as _Self
 else:
-    import typing_extensions
+    from typing_extensions import Self as _Self
 
-_T = typing.TypeVar("_T")
+_T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
 
-class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
-_NodeServiceProbeType = typing_extensions.TypeVar(
-    '_NodeServiceProbeType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.node_pb2.ProbeRequest,
-        protos.node_pb2.ProbeReply,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.node_pb2.ProbeRequest,
-        protos.node_pb2.ProbeReply,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.node_pb2.ProbeRequest,
-        protos.node_pb2.ProbeReply,
-    ],
-)
 
-class NodeServiceStub(typing.Generic[_NodeServiceProbeType]):
+class NodeServiceStub:
     """Served by every workerd on its control address."""
 
-    @typing.overload
-    def __init__(self: NodeServiceStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.node_pb2.ProbeRequest,
-            protos.node_pb2.ProbeReply,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: NodeServiceStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.node_pb2.ProbeRequest,
-            protos.node_pb2.ProbeReply,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    Probe: _NodeServiceProbeType
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
+    Probe: _grpc.UnaryUnaryMultiCallable[_node_pb2.ProbeRequest, _node_pb2.ProbeReply]
     """Says which incarnation lives here. Answered from memory, whatever else workerd does."""
 
-NodeServiceAsyncStub: typing_extensions.TypeAlias = NodeServiceStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.node_pb2.ProbeRequest,
-        protos.node_pb2.ProbeReply,
-    ],
-]
-
-class NodeServiceServicer(metaclass=abc.ABCMeta):
+@_typing.type_check_only
+class NodeServiceAsyncStub(NodeServiceStub):
     """Served by every workerd on its control address."""
 
-    @abc.abstractmethod
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Probe: _aio.UnaryUnaryMultiCallable[_node_pb2.ProbeRequest, _node_pb2.ProbeReply]  # type: ignore[assignment]
+    """Says which incarnation lives here. Answered from memory, whatever else workerd does."""
+
+class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Served by every workerd on its control address."""
+
+    @_abc_1.abstractmethod
     def Probe(
         self,
-        request: protos.node_pb2.ProbeRequest,
+        request: _node_pb2.ProbeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.node_pb2.ProbeReply, collections.abc.Awaitable[protos.node_pb2.ProbeReply]]:
+    ) -> _typing.Union[_node_pb2.ProbeReply, _abc.Awaitable[_node_pb2.ProbeReply]]:
         """Says which incarnation lives here. Answered from memory, whatever else workerd does."""
 
-def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

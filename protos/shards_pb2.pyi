@@ -3,163 +3,186 @@
 isort:skip_file
 Shards: how a rank without state pulls it from a live replica."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.message
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class ShardRequest(google.protobuf.message.Message):
+@_typing.final
+class ShardRequest(_message.Message):
     """Every call names for what it is made; a source refuses anything else."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    SHARD_POSITION_FIELD_NUMBER: builtins.int
-    INSTANCE_FIELD_NUMBER: builtins.int
-    NONCE_FIELD_NUMBER: builtins.int
-    job: builtins.str
-    generation: builtins.int
-    step: builtins.int
-    shard_position: builtins.int
-    instance: builtins.str
+    JOB_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SHARD_POSITION_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    generation: _builtins.int
+    step: _builtins.int
+    shard_position: _builtins.int
+    instance: _builtins.str
     """the source's"""
-    nonce: builtins.str
+    nonce: _builtins.str
     """the generation's rendezvous nonce: known to members alone"""
     def __init__(
         self,
         *,
-        job: builtins.str = ...,
-        generation: builtins.int = ...,
-        step: builtins.int = ...,
-        shard_position: builtins.int = ...,
-        instance: builtins.str = ...,
-        nonce: builtins.str = ...,
+        job: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+        shard_position: _builtins.int = ...,
+        instance: _builtins.str = ...,
+        nonce: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "instance", b"instance", "job", b"job", "nonce", b"nonce", "shard_position", b"shard_position", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "instance", b"instance", "job", b"job", "nonce", b"nonce", "shard_position", b"shard_position", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ShardRequest: typing_extensions.TypeAlias = ShardRequest
+Global___ShardRequest: _TypeAlias = ShardRequest  # noqa: Y015
 
-@typing.final
-class ManifestRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ManifestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SHARD_FIELD_NUMBER: builtins.int
-    @property
+    SHARD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def shard(self) -> Global___ShardRequest: ...
     def __init__(
         self,
         *,
         shard: Global___ShardRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["shard", b"shard"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["shard", b"shard"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ManifestRequest: typing_extensions.TypeAlias = ManifestRequest
+Global___ManifestRequest: _TypeAlias = ManifestRequest  # noqa: Y015
 
-@typing.final
-class TensorEntry(google.protobuf.message.Message):
+@_typing.final
+class TensorEntry(_message.Message):
     """One tensor of the state. Bytes are the C-contiguous elements in little-endian order."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    SHAPE_FIELD_NUMBER: builtins.int
-    DTYPE_FIELD_NUMBER: builtins.int
-    BYTES_FIELD_NUMBER: builtins.int
-    CHECKSUM_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    dtype: builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    dtype: _builtins.str
     """as in str(torch.float32) without the "torch." """
-    bytes: builtins.int
-    checksum: builtins.str
-    @property
-    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    bytes: _builtins.int
+    checksum: _builtins.str
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        shape: collections.abc.Iterable[builtins.int] | None = ...,
-        dtype: builtins.str = ...,
-        bytes: builtins.int = ...,
-        checksum: builtins.str = ...,
+        name: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        dtype: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        checksum: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "checksum", b"checksum", "dtype", b"dtype", "name", b"name", "shape", b"shape"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checksum", b"checksum", "dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TensorEntry: typing_extensions.TypeAlias = TensorEntry
+Global___TensorEntry: _TypeAlias = TensorEntry  # noqa: Y015
 
-@typing.final
-class Manifest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Manifest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    STEP_FIELD_NUMBER: builtins.int
-    TENSORS_FIELD_NUMBER: builtins.int
-    SKELETON_FIELD_NUMBER: builtins.int
-    DIGEST_FIELD_NUMBER: builtins.int
-    step: builtins.int
-    skeleton: builtins.str
+    STEP_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    SKELETON_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    skeleton: _builtins.str
     """JSON: the structure around the tensors and every value that is none"""
-    digest: builtins.str
+    digest: _builtins.str
     """of the whole: names, shapes, dtypes, checksums and skeleton"""
-    @property
-    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TensorEntry]: ...
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]: ...
     def __init__(
         self,
         *,
-        step: builtins.int = ...,
-        tensors: collections.abc.Iterable[Global___TensorEntry] | None = ...,
-        skeleton: builtins.str = ...,
-        digest: builtins.str = ...,
+        step: _builtins.int = ...,
+        tensors: _abc.Iterable[Global___TensorEntry] | None = ...,
+        skeleton: _builtins.str = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "skeleton", b"skeleton", "step", b"step", "tensors", b"tensors"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "skeleton", b"skeleton", "step", b"step", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Manifest: typing_extensions.TypeAlias = Manifest
+Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
 
-@typing.final
-class PullRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class PullRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SHARD_FIELD_NUMBER: builtins.int
-    TENSORS_FIELD_NUMBER: builtins.int
-    @property
+    SHARD_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def shard(self) -> Global___ShardRequest: ...
-    @property
-    def tensors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """in this order; empty: all, in the manifest's order"""
 
     def __init__(
         self,
         *,
         shard: Global___ShardRequest | None = ...,
-        tensors: collections.abc.Iterable[builtins.str] | None = ...,
+        tensors: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["shard", b"shard"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["shard", b"shard", "tensors", b"tensors"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "tensors", b"tensors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PullRequest: typing_extensions.TypeAlias = PullRequest
+Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
-@typing.final
-class Chunk(google.protobuf.message.Message):
+@_typing.final
+class Chunk(_message.Message):
     """A piece of a Pull. On the wire it is the raw bytes alone, without a protobuf envelope (a field
     costs a quarter of the rate); both ends register Pull with an identity (de)serializer.
     """
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Chunk: typing_extensions.TypeAlias = Chunk
+Global___Chunk: _TypeAlias = Chunk  # noqa: Y015

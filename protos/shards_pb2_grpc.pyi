@@ -3,119 +3,65 @@
 isort:skip_file
 Shards: how a rank without state pulls it from a live replica."""
 
-import abc
-import collections.abc
-import grpc
-import grpc.aio
-import protos.shards_pb2
+from collections import abc as _abc
+from grpc import aio as _aio
+from protos import shards_pb2 as _shards_pb2
+import abc as _abc_1
+import grpc as _grpc
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import Self as _Self
 else:
-    import typing_extensions
+    from typing_extensions import Self as _Self
 
-_T = typing.TypeVar("_T")
+_T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
 
-class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
-_ShardsGetManifestType = typing_extensions.TypeVar(
-    '_ShardsGetManifestType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.shards_pb2.ManifestRequest,
-        protos.shards_pb2.Manifest,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.shards_pb2.ManifestRequest,
-        protos.shards_pb2.Manifest,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.shards_pb2.ManifestRequest,
-        protos.shards_pb2.Manifest,
-    ],
-)
 
-_ShardsPullType = typing_extensions.TypeVar(
-    '_ShardsPullType',
-    grpc.UnaryStreamMultiCallable[
-        protos.shards_pb2.PullRequest,
-        protos.shards_pb2.Chunk,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        protos.shards_pb2.PullRequest,
-        protos.shards_pb2.Chunk,
-    ],
-    default=grpc.UnaryStreamMultiCallable[
-        protos.shards_pb2.PullRequest,
-        protos.shards_pb2.Chunk,
-    ],
-)
-
-class ShardsStub(typing.Generic[_ShardsGetManifestType, _ShardsPullType]):
-    @typing.overload
-    def __init__(self: ShardsStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.shards_pb2.ManifestRequest,
-            protos.shards_pb2.Manifest,
-        ],
-        grpc.UnaryStreamMultiCallable[
-            protos.shards_pb2.PullRequest,
-            protos.shards_pb2.Chunk,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: ShardsStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.shards_pb2.ManifestRequest,
-            protos.shards_pb2.Manifest,
-        ],
-        grpc.aio.UnaryStreamMultiCallable[
-            protos.shards_pb2.PullRequest,
-            protos.shards_pb2.Chunk,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    GetManifest: _ShardsGetManifestType
+class ShardsStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ShardsAsyncStub: ...
+    GetManifest: _grpc.UnaryUnaryMultiCallable[_shards_pb2.ManifestRequest, _shards_pb2.Manifest]
     """FAILED_PRECONDITION: not this rank's job, generation, step or instance (any more).
     UNAVAILABLE: not yet.
     """
+    Pull: _grpc.UnaryStreamMultiCallable[_shards_pb2.PullRequest, _shards_pb2.Chunk]
 
-    Pull: _ShardsPullType
+@_typing.type_check_only
+class ShardsAsyncStub(ShardsStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetManifest: _aio.UnaryUnaryMultiCallable[_shards_pb2.ManifestRequest, _shards_pb2.Manifest]  # type: ignore[assignment]
+    """FAILED_PRECONDITION: not this rank's job, generation, step or instance (any more).
+    UNAVAILABLE: not yet.
+    """
+    Pull: _aio.UnaryStreamMultiCallable[_shards_pb2.PullRequest, _shards_pb2.Chunk]  # type: ignore[assignment]
 
-ShardsAsyncStub: typing_extensions.TypeAlias = ShardsStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.shards_pb2.ManifestRequest,
-        protos.shards_pb2.Manifest,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        protos.shards_pb2.PullRequest,
-        protos.shards_pb2.Chunk,
-    ],
-]
-
-class ShardsServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class ShardsServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def GetManifest(
         self,
-        request: protos.shards_pb2.ManifestRequest,
+        request: _shards_pb2.ManifestRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.shards_pb2.Manifest, collections.abc.Awaitable[protos.shards_pb2.Manifest]]:
+    ) -> _typing.Union[_shards_pb2.Manifest, _abc.Awaitable[_shards_pb2.Manifest]]:
         """FAILED_PRECONDITION: not this rank's job, generation, step or instance (any more).
         UNAVAILABLE: not yet.
         """
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Pull(
         self,
-        request: protos.shards_pb2.PullRequest,
+        request: _shards_pb2.PullRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.shards_pb2.Chunk], collections.abc.AsyncIterator[protos.shards_pb2.Chunk]]: ...
+    ) -> _typing.Union[_abc.Iterator[_shards_pb2.Chunk], _abc.AsyncIterator[_shards_pb2.Chunk]]: ...
 
-def add_ShardsServicer_to_server(servicer: ShardsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_ShardsServicer_to_server(servicer: ShardsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,192 +5,211 @@ The link between workerd and a trainer: one message a packet over a Unix SOCK_SE
 It speaks at joins, failures and ends; in normal running nothing passes (see the progress page).
 """
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.message
-import protos.membership_pb2
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from protos import membership_pb2 as _membership_pb2
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class Welcome(google.protobuf.message.Message):
+@_typing.final
+class Welcome(_message.Message):
     """First answer to Hello."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: builtins.int
-    SPEC_REVISION_FIELD_NUMBER: builtins.int
-    NODE_FIELD_NUMBER: builtins.int
-    SEED_FIELD_NUMBER: builtins.int
-    LOCAL_RANK_FIELD_NUMBER: builtins.int
-    RANKS_PER_NODE_FIELD_NUMBER: builtins.int
-    SHARD_POSITIONS_FIELD_NUMBER: builtins.int
-    REPLICAS_FIELD_NUMBER: builtins.int
-    SPARE_FIELD_NUMBER: builtins.int
-    DATA_ADDRESS_FIELD_NUMBER: builtins.int
-    job: builtins.str
-    spec_revision: builtins.int
-    node: builtins.str
-    seed: builtins.int
-    local_rank: builtins.int
-    ranks_per_node: builtins.int
-    shard_positions: builtins.int
-    replicas: builtins.int
-    spare: builtins.bool
+    JOB_FIELD_NUMBER: _builtins.int
+    SPEC_REVISION_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LOCAL_RANK_FIELD_NUMBER: _builtins.int
+    RANKS_PER_NODE_FIELD_NUMBER: _builtins.int
+    SHARD_POSITIONS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    SPARE_FIELD_NUMBER: _builtins.int
+    DATA_ADDRESS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    spec_revision: _builtins.int
+    node: _builtins.str
+    seed: _builtins.int
+    local_rank: _builtins.int
+    ranks_per_node: _builtins.int
+    shard_positions: _builtins.int
+    replicas: _builtins.int
+    spare: _builtins.bool
     """no slot yet: rehearse, then wait"""
-    data_address: builtins.str
+    data_address: _builtins.str
     """bind shard server, rendezvous store and collectives here"""
     def __init__(
         self,
         *,
-        job: builtins.str = ...,
-        spec_revision: builtins.int = ...,
-        node: builtins.str = ...,
-        seed: builtins.int = ...,
-        local_rank: builtins.int = ...,
-        ranks_per_node: builtins.int = ...,
-        shard_positions: builtins.int = ...,
-        replicas: builtins.int = ...,
-        spare: builtins.bool = ...,
-        data_address: builtins.str = ...,
+        job: _builtins.str = ...,
+        spec_revision: _builtins.int = ...,
+        node: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        local_rank: _builtins.int = ...,
+        ranks_per_node: _builtins.int = ...,
+        shard_positions: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        spare: _builtins.bool = ...,
+        data_address: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data_address", b"data_address", "job", b"job", "local_rank", b"local_rank", "node", b"node", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "seed", b"seed", "shard_positions", b"shard_positions", "spare", b"spare", "spec_revision", b"spec_revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_address", b"data_address", "job", b"job", "local_rank", b"local_rank", "node", b"node", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "seed", b"seed", "shard_positions", b"shard_positions", "spare", b"spare", "spec_revision", b"spec_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Welcome: typing_extensions.TypeAlias = Welcome
+Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
-@typing.final
-class Stop(google.protobuf.message.Message):
+@_typing.final
+class Stop(_message.Message):
     """PAUSE: stop for this generation and acknowledge with Stopped."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    RANK_FIELD_NUMBER: builtins.int
-    OFFER_RENDEZVOUS_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    rank: builtins.int
-    offer_rendezvous: builtins.bool
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    OFFER_RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    rank: _builtins.int
+    offer_rendezvous: _builtins.bool
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        rank: builtins.int = ...,
-        offer_rendezvous: builtins.bool = ...,
+        generation: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        offer_rendezvous: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "offer_rendezvous", b"offer_rendezvous", "rank", b"rank"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "offer_rendezvous", b"offer_rendezvous", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Stop: typing_extensions.TypeAlias = Stop
+Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
-@typing.final
-class Restore(google.protobuf.message.Message):
+@_typing.final
+class Restore(_message.Message):
     """RESTORE: reach state resume_step, then join the new group."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    RESUME_STEP_FIELD_NUMBER: builtins.int
-    INITIAL_FIELD_NUMBER: builtins.int
-    RANK_FIELD_NUMBER: builtins.int
-    REPLICA_FIELD_NUMBER: builtins.int
-    REPLICAS_FIELD_NUMBER: builtins.int
-    SHARD_POSITION_FIELD_NUMBER: builtins.int
-    SOURCES_FIELD_NUMBER: builtins.int
-    RENDEZVOUS_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    resume_step: builtins.int
-    initial: builtins.bool
-    rank: builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RESUME_STEP_FIELD_NUMBER: _builtins.int
+    INITIAL_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    SHARD_POSITION_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    resume_step: _builtins.int
+    initial: _builtins.bool
+    rank: _builtins.int
     """for the whole job, as in Stop"""
-    replica: builtins.int
+    replica: _builtins.int
     """index among the replicas of this generation"""
-    replicas: builtins.int
+    replicas: _builtins.int
     """how many this generation has"""
-    shard_position: builtins.int
-    @property
-    def sources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.membership_pb2.Source]:
+    shard_position: _builtins.int
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.Source]:
         """of this shard position"""
 
-    @property
-    def rendezvous(self) -> protos.membership_pb2.Rendezvous: ...
+    @_builtins.property
+    def rendezvous(self) -> _membership_pb2.Rendezvous: ...
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        resume_step: builtins.int = ...,
-        initial: builtins.bool = ...,
-        rank: builtins.int = ...,
-        replica: builtins.int = ...,
-        replicas: builtins.int = ...,
-        shard_position: builtins.int = ...,
-        sources: collections.abc.Iterable[protos.membership_pb2.Source] | None = ...,
-        rendezvous: protos.membership_pb2.Rendezvous | None = ...,
+        generation: _builtins.int = ...,
+        resume_step: _builtins.int = ...,
+        initial: _builtins.bool = ...,
+        rank: _builtins.int = ...,
+        replica: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        shard_position: _builtins.int = ...,
+        sources: _abc.Iterable[_membership_pb2.Source] | None = ...,
+        rendezvous: _membership_pb2.Rendezvous | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rendezvous", b"rendezvous"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "initial", b"initial", "rank", b"rank", "rendezvous", b"rendezvous", "replica", b"replica", "replicas", b"replicas", "resume_step", b"resume_step", "shard_position", b"shard_position", "sources", b"sources"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "initial", b"initial", "rank", b"rank", "rendezvous", b"rendezvous", "replica", b"replica", "replicas", b"replicas", "resume_step", b"resume_step", "shard_position", b"shard_position", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Restore: typing_extensions.TypeAlias = Restore
+Global___Restore: _TypeAlias = Restore  # noqa: Y015
 
-@typing.final
-class Running(google.protobuf.message.Message):
+@_typing.final
+class Running(_message.Message):
     """RUNNING was recorded: every rank has joined; old streams and offers may go."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    generation: builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Running: typing_extensions.TypeAlias = Running
+Global___Running: _TypeAlias = Running  # noqa: Y015
 
-@typing.final
-class Release(google.protobuf.message.Message):
+@_typing.final
+class Release(_message.Message):
     """The job's end was recorded: leave."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    STEP_FIELD_NUMBER: builtins.int
-    step: builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
     def __init__(
         self,
         *,
-        step: builtins.int = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Release: typing_extensions.TypeAlias = Release
+Global___Release: _TypeAlias = Release  # noqa: Y015
 
-@typing.final
-class ToTrainer(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ToTrainer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WELCOME_FIELD_NUMBER: builtins.int
-    STOP_FIELD_NUMBER: builtins.int
-    RESTORE_FIELD_NUMBER: builtins.int
-    RUNNING_FIELD_NUMBER: builtins.int
-    RELEASE_FIELD_NUMBER: builtins.int
-    @property
+    WELCOME_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def welcome(self) -> Global___Welcome: ...
-    @property
+    @_builtins.property
     def stop(self) -> Global___Stop: ...
-    @property
+    @_builtins.property
     def restore(self) -> Global___Restore: ...
-    @property
+    @_builtins.property
     def running(self) -> Global___Running: ...
-    @property
+    @_builtins.property
     def release(self) -> Global___Release: ...
     def __init__(
         self,
@@ -201,230 +220,269 @@ class ToTrainer(google.protobuf.message.Message):
         running: Global___Running | None = ...,
         release: Global___Release | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "stop", "restore", "running", "release"] | None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "stop", "restore", "running", "release"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
-Global___ToTrainer: typing_extensions.TypeAlias = ToTrainer
+Global___ToTrainer: _TypeAlias = ToTrainer  # noqa: Y015
 
-@typing.final
-class Hello(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Hello(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    INSTANCE_FIELD_NUMBER: builtins.int
-    PID_FIELD_NUMBER: builtins.int
-    instance: builtins.str
-    pid: builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    pid: _builtins.int
     def __init__(
         self,
         *,
-        instance: builtins.str = ...,
-        pid: builtins.int = ...,
+        instance: _builtins.str = ...,
+        pid: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["instance", b"instance", "pid", b"pid"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Hello: typing_extensions.TypeAlias = Hello
+Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
-@typing.final
-class Ready(google.protobuf.message.Message):
+@_typing.final
+class Ready(_message.Message):
     """Everything that needs no group is built; a spare waits for its slot from here on."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Ready: typing_extensions.TypeAlias = Ready
+Global___Ready: _TypeAlias = Ready  # noqa: Y015
 
-@typing.final
-class Stopped(google.protobuf.message.Message):
+@_typing.final
+class Stopped(_message.Message):
     """Answer to Stop: nothing of this rank's state changes until the RESTORE of this generation."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    PHASE_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    INITIAL_DIGEST_FIELD_NUMBER: builtins.int
-    SHARD_ADDRESS_FIELD_NUMBER: builtins.int
-    OFFER_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    phase: protos.membership_pb2.StepPhase.ValueType
-    step: builtins.int
-    initial_digest: builtins.str
-    shard_address: builtins.str
-    @property
-    def offer(self) -> protos.membership_pb2.Rendezvous: ...
+    GENERATION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    INITIAL_DIGEST_FIELD_NUMBER: _builtins.int
+    SHARD_ADDRESS_FIELD_NUMBER: _builtins.int
+    OFFER_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    phase: _membership_pb2.StepPhase.ValueType
+    step: _builtins.int
+    initial_digest: _builtins.str
+    shard_address: _builtins.str
+    @_builtins.property
+    def offer(self) -> _membership_pb2.Rendezvous: ...
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        phase: protos.membership_pb2.StepPhase.ValueType = ...,
-        step: builtins.int = ...,
-        initial_digest: builtins.str = ...,
-        shard_address: builtins.str = ...,
-        offer: protos.membership_pb2.Rendezvous | None = ...,
+        generation: _builtins.int = ...,
+        phase: _membership_pb2.StepPhase.ValueType = ...,
+        step: _builtins.int = ...,
+        initial_digest: _builtins.str = ...,
+        shard_address: _builtins.str = ...,
+        offer: _membership_pb2.Rendezvous | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["offer", b"offer"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "initial_digest", b"initial_digest", "offer", b"offer", "phase", b"phase", "shard_address", b"shard_address", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "initial_digest", b"initial_digest", "offer", b"offer", "phase", b"phase", "shard_address", b"shard_address", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Stopped: typing_extensions.TypeAlias = Stopped
+Global___Stopped: _TypeAlias = Stopped  # noqa: Y015
 
-@typing.final
-class Restored(google.protobuf.message.Message):
+@_typing.final
+class Restored(_message.Message):
     """This rank holds state resume_step, verified, and goes on to join."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    PULL_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    step: builtins.int
-    @property
-    def pull(self) -> protos.membership_pb2.Pull: ...
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    PULL_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
+    @_builtins.property
+    def pull(self) -> _membership_pb2.Pull: ...
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        step: builtins.int = ...,
-        pull: protos.membership_pb2.Pull | None = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+        pull: _membership_pb2.Pull | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["pull", b"pull"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "pull", b"pull", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "pull", b"pull", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Restored: typing_extensions.TypeAlias = Restored
+Global___Restored: _TypeAlias = Restored  # noqa: Y015
 
-@typing.final
-class Joined(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Joined(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    step: builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        step: builtins.int = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Joined: typing_extensions.TypeAlias = Joined
+Global___Joined: _TypeAlias = Joined  # noqa: Y015
 
-@typing.final
-class Committed(google.protobuf.message.Message):
+@_typing.final
+class Committed(_message.Message):
     """The first update of a generation was applied here; sent once a generation."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    step: builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        step: builtins.int = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Committed: typing_extensions.TypeAlias = Committed
+Global___Committed: _TypeAlias = Committed  # noqa: Y015
 
-@typing.final
-class Broken(google.protobuf.message.Message):
+@_typing.final
+class Broken(_message.Message):
     """A collective of this generation's group failed here."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GENERATION_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    ERROR_FIELD_NUMBER: builtins.int
-    generation: builtins.int
-    step: builtins.int
-    error: builtins.str
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
+    error: _builtins.str
     def __init__(
         self,
         *,
-        generation: builtins.int = ...,
-        step: builtins.int = ...,
-        error: builtins.str = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "generation", b"generation", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Broken: typing_extensions.TypeAlias = Broken
+Global___Broken: _TypeAlias = Broken  # noqa: Y015
 
-@typing.final
-class Done(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Done(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    STEP_FIELD_NUMBER: builtins.int
-    DIGEST_FIELD_NUMBER: builtins.int
-    step: builtins.int
-    digest: builtins.str
+    STEP_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    digest: _builtins.str
     def __init__(
         self,
         *,
-        step: builtins.int = ...,
-        digest: builtins.str = ...,
+        step: _builtins.int = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "step", b"step"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Done: typing_extensions.TypeAlias = Done
+Global___Done: _TypeAlias = Done  # noqa: Y015
 
-@typing.final
-class Failed(google.protobuf.message.Message):
+@_typing.final
+class Failed(_message.Message):
     """The script raised; the process ends by itself."""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    STEP_FIELD_NUMBER: builtins.int
-    TRACEBACK_FIELD_NUMBER: builtins.int
-    step: builtins.int
-    traceback: builtins.str
+    STEP_FIELD_NUMBER: _builtins.int
+    TRACEBACK_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    traceback: _builtins.str
     def __init__(
         self,
         *,
-        step: builtins.int = ...,
-        traceback: builtins.str = ...,
+        step: _builtins.int = ...,
+        traceback: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["step", b"step", "traceback", b"traceback"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "traceback", b"traceback"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Failed: typing_extensions.TypeAlias = Failed
+Global___Failed: _TypeAlias = Failed  # noqa: Y015
 
-@typing.final
-class FromTrainer(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class FromTrainer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HELLO_FIELD_NUMBER: builtins.int
-    READY_FIELD_NUMBER: builtins.int
-    STOPPED_FIELD_NUMBER: builtins.int
-    RESTORED_FIELD_NUMBER: builtins.int
-    JOINED_FIELD_NUMBER: builtins.int
-    COMMITTED_FIELD_NUMBER: builtins.int
-    BROKEN_FIELD_NUMBER: builtins.int
-    DONE_FIELD_NUMBER: builtins.int
-    FAILED_FIELD_NUMBER: builtins.int
-    @property
+    HELLO_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def hello(self) -> Global___Hello: ...
-    @property
+    @_builtins.property
     def ready(self) -> Global___Ready: ...
-    @property
+    @_builtins.property
     def stopped(self) -> Global___Stopped: ...
-    @property
+    @_builtins.property
     def restored(self) -> Global___Restored: ...
-    @property
+    @_builtins.property
     def joined(self) -> Global___Joined: ...
-    @property
+    @_builtins.property
     def committed(self) -> Global___Committed: ...
-    @property
+    @_builtins.property
     def broken(self) -> Global___Broken: ...
-    @property
+    @_builtins.property
     def done(self) -> Global___Done: ...
-    @property
+    @_builtins.property
     def failed(self) -> Global___Failed: ...
     def __init__(
         self,
@@ -439,8 +497,12 @@ class FromTrainer(google.protobuf.message.Message):
         done: Global___Done | None = ...,
         failed: Global___Failed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "ready", "stopped", "restored", "joined", "committed", "broken", "done", "failed"] | None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "stopped", "restored", "joined", "committed", "broken", "done", "failed"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
-Global___FromTrainer: typing_extensions.TypeAlias = FromTrainer
+Global___FromTrainer: _TypeAlias = FromTrainer  # noqa: Y015

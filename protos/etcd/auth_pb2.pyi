@@ -3,74 +3,81 @@
 isort:skip_file
 The wire format of etcd (Apache-2.0, the etcd authors); see LICENSE-NOTE."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
-import google.protobuf.message
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class UserAddOptions(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class UserAddOptions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NO_PASSWORD_FIELD_NUMBER: builtins.int
-    no_password: builtins.bool
+    NO_PASSWORD_FIELD_NUMBER: _builtins.int
+    no_password: _builtins.bool
     def __init__(
         self,
         *,
-        no_password: builtins.bool = ...,
+        no_password: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["no_password", b"no_password"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["no_password", b"no_password"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UserAddOptions: typing_extensions.TypeAlias = UserAddOptions
+Global___UserAddOptions: _TypeAlias = UserAddOptions  # noqa: Y015
 
-@typing.final
-class User(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class User(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    PASSWORD_FIELD_NUMBER: builtins.int
-    ROLES_FIELD_NUMBER: builtins.int
-    OPTIONS_FIELD_NUMBER: builtins.int
-    name: builtins.bytes
-    password: builtins.bytes
-    @property
-    def roles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    @property
+    NAME_FIELD_NUMBER: _builtins.int
+    PASSWORD_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    name: _builtins.bytes
+    password: _builtins.bytes
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
     def options(self) -> Global___UserAddOptions: ...
     def __init__(
         self,
         *,
-        name: builtins.bytes = ...,
-        password: builtins.bytes = ...,
-        roles: collections.abc.Iterable[builtins.str] | None = ...,
+        name: _builtins.bytes = ...,
+        password: _builtins.bytes = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
         options: Global___UserAddOptions | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "options", b"options", "password", b"password", "roles", b"roles"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "options", b"options", "password", b"password", "roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___User: typing_extensions.TypeAlias = User
+Global___User: _TypeAlias = User  # noqa: Y015
 
-@typing.final
-class Permission(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Permission(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _Type:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _TypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Permission._Type.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _TypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Permission._Type.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         READ: Permission._Type.ValueType  # 0
         WRITE: Permission._Type.ValueType  # 1
         READWRITE: Permission._Type.ValueType  # 2
@@ -80,38 +87,46 @@ class Permission(google.protobuf.message.Message):
     WRITE: Permission.Type.ValueType  # 1
     READWRITE: Permission.Type.ValueType  # 2
 
-    PERMTYPE_FIELD_NUMBER: builtins.int
-    KEY_FIELD_NUMBER: builtins.int
-    RANGE_END_FIELD_NUMBER: builtins.int
+    PERMTYPE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
     permType: Global___Permission.Type.ValueType
-    key: builtins.bytes
-    range_end: builtins.bytes
+    key: _builtins.bytes
+    range_end: _builtins.bytes
     def __init__(
         self,
         *,
         permType: Global___Permission.Type.ValueType = ...,
-        key: builtins.bytes = ...,
-        range_end: builtins.bytes = ...,
+        key: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "permType", b"permType", "range_end", b"range_end"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "permType", b"permType", "range_end", b"range_end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Permission: typing_extensions.TypeAlias = Permission
+Global___Permission: _TypeAlias = Permission  # noqa: Y015
 
-@typing.final
-class Role(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Role(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    KEYPERMISSION_FIELD_NUMBER: builtins.int
-    name: builtins.bytes
-    @property
-    def keyPermission(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Permission]: ...
+    NAME_FIELD_NUMBER: _builtins.int
+    KEYPERMISSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.bytes
+    @_builtins.property
+    def keyPermission(self) -> _containers.RepeatedCompositeFieldContainer[Global___Permission]: ...
     def __init__(
         self,
         *,
-        name: builtins.bytes = ...,
-        keyPermission: collections.abc.Iterable[Global___Permission] | None = ...,
+        name: _builtins.bytes = ...,
+        keyPermission: _abc.Iterable[Global___Permission] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keyPermission", b"keyPermission", "name", b"name"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keyPermission", b"keyPermission", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Role: typing_extensions.TypeAlias = Role
+Global___Role: _TypeAlias = Role  # noqa: Y015

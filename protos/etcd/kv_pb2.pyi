@@ -3,62 +3,66 @@
 isort:skip_file
 The wire format of etcd (Apache-2.0, the etcd authors); see LICENSE-NOTE."""
 
-import builtins
-import google.protobuf.descriptor
-import google.protobuf.internal.enum_type_wrapper
-import google.protobuf.message
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class KeyValue(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class KeyValue(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    KEY_FIELD_NUMBER: builtins.int
-    CREATE_REVISION_FIELD_NUMBER: builtins.int
-    MOD_REVISION_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
-    VALUE_FIELD_NUMBER: builtins.int
-    LEASE_FIELD_NUMBER: builtins.int
-    key: builtins.bytes
-    create_revision: builtins.int
-    mod_revision: builtins.int
-    version: builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    CREATE_REVISION_FIELD_NUMBER: _builtins.int
+    MOD_REVISION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    create_revision: _builtins.int
+    mod_revision: _builtins.int
+    version: _builtins.int
     """number of changes since the creation, 1 for a new key"""
-    value: builtins.bytes
-    lease: builtins.int
+    value: _builtins.bytes
+    lease: _builtins.int
     """0: without a lease"""
     def __init__(
         self,
         *,
-        key: builtins.bytes = ...,
-        create_revision: builtins.int = ...,
-        mod_revision: builtins.int = ...,
-        version: builtins.int = ...,
-        value: builtins.bytes = ...,
-        lease: builtins.int = ...,
+        key: _builtins.bytes = ...,
+        create_revision: _builtins.int = ...,
+        mod_revision: _builtins.int = ...,
+        version: _builtins.int = ...,
+        value: _builtins.bytes = ...,
+        lease: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["create_revision", b"create_revision", "key", b"key", "lease", b"lease", "mod_revision", b"mod_revision", "value", b"value", "version", b"version"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_revision", b"create_revision", "key", b"key", "lease", b"lease", "mod_revision", b"mod_revision", "value", b"value", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeyValue: typing_extensions.TypeAlias = KeyValue
+Global___KeyValue: _TypeAlias = KeyValue  # noqa: Y015
 
-@typing.final
-class Event(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Event(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _EventType:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _EventTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Event._EventType.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Event._EventType.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         PUT: Event._EventType.ValueType  # 0
         DELETE: Event._EventType.ValueType  # 1
 
@@ -66,15 +70,15 @@ class Event(google.protobuf.message.Message):
     PUT: Event.EventType.ValueType  # 0
     DELETE: Event.EventType.ValueType  # 1
 
-    TYPE_FIELD_NUMBER: builtins.int
-    KV_FIELD_NUMBER: builtins.int
-    PREV_KV_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
     type: Global___Event.EventType.ValueType
-    @property
+    @_builtins.property
     def kv(self) -> Global___KeyValue:
         """of a DELETE only key and mod_revision are filled in"""
 
-    @property
+    @_builtins.property
     def prev_kv(self) -> Global___KeyValue: ...
     def __init__(
         self,
@@ -83,7 +87,10 @@ class Event(google.protobuf.message.Message):
         kv: Global___KeyValue | None = ...,
         prev_kv: Global___KeyValue | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["kv", b"kv", "prev_kv", b"prev_kv"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["kv", b"kv", "prev_kv", b"prev_kv", "type", b"type"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "prev_kv", b"prev_kv"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "prev_kv", b"prev_kv", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Event: typing_extensions.TypeAlias = Event
+Global___Event: _TypeAlias = Event  # noqa: Y015

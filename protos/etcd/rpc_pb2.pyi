@@ -3,30 +3,30 @@
 isort:skip_file
 The wire format of etcd (Apache-2.0, the etcd authors); see LICENSE-NOTE."""
 
-import builtins
-import collections.abc
-import google.protobuf.descriptor
-import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
-import google.protobuf.message
-import protos.etcd.auth_pb2
-import protos.etcd.kv_pb2
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from protos.etcd import auth_pb2 as _auth_pb2
+from protos.etcd import kv_pb2 as _kv_pb2
+import builtins as _builtins
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    import typing_extensions
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
 class _AlarmType:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
 
-class _AlarmTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_AlarmType.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+class _AlarmTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AlarmType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
     NONE: _AlarmType.ValueType  # 0
     NOSPACE: _AlarmType.ValueType  # 1
     CORRUPT: _AlarmType.ValueType  # 2
@@ -37,44 +37,48 @@ class AlarmType(_AlarmType, metaclass=_AlarmTypeEnumTypeWrapper):
 NONE: AlarmType.ValueType  # 0
 NOSPACE: AlarmType.ValueType  # 1
 CORRUPT: AlarmType.ValueType  # 2
-Global___AlarmType: typing_extensions.TypeAlias = AlarmType
+Global___AlarmType: _TypeAlias = AlarmType  # noqa: Y015
 
-@typing.final
-class ResponseHeader(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ResponseHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    CLUSTER_ID_FIELD_NUMBER: builtins.int
-    MEMBER_ID_FIELD_NUMBER: builtins.int
-    REVISION_FIELD_NUMBER: builtins.int
-    RAFT_TERM_FIELD_NUMBER: builtins.int
-    cluster_id: builtins.int
-    member_id: builtins.int
-    revision: builtins.int
-    raft_term: builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    RAFT_TERM_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.int
+    member_id: _builtins.int
+    revision: _builtins.int
+    raft_term: _builtins.int
     def __init__(
         self,
         *,
-        cluster_id: builtins.int = ...,
-        member_id: builtins.int = ...,
-        revision: builtins.int = ...,
-        raft_term: builtins.int = ...,
+        cluster_id: _builtins.int = ...,
+        member_id: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        raft_term: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "member_id", b"member_id", "raft_term", b"raft_term", "revision", b"revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "member_id", b"member_id", "raft_term", b"raft_term", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ResponseHeader: typing_extensions.TypeAlias = ResponseHeader
+Global___ResponseHeader: _TypeAlias = ResponseHeader  # noqa: Y015
 
-@typing.final
-class RangeRequest(google.protobuf.message.Message):
+@_typing.final
+class RangeRequest(_message.Message):
     """---- keys and values"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _SortOrder:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _SortOrderEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[RangeRequest._SortOrder.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _SortOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RangeRequest._SortOrder.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         NONE: RangeRequest._SortOrder.ValueType  # 0
         ASCEND: RangeRequest._SortOrder.ValueType  # 1
         DESCEND: RangeRequest._SortOrder.ValueType  # 2
@@ -85,11 +89,11 @@ class RangeRequest(google.protobuf.message.Message):
     DESCEND: RangeRequest.SortOrder.ValueType  # 2
 
     class _SortTarget:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _SortTargetEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[RangeRequest._SortTarget.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _SortTargetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RangeRequest._SortTarget.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         KEY: RangeRequest._SortTarget.ValueType  # 0
         VERSION: RangeRequest._SortTarget.ValueType  # 1
         CREATE: RangeRequest._SortTarget.ValueType  # 2
@@ -103,191 +107,212 @@ class RangeRequest(google.protobuf.message.Message):
     MOD: RangeRequest.SortTarget.ValueType  # 3
     VALUE: RangeRequest.SortTarget.ValueType  # 4
 
-    KEY_FIELD_NUMBER: builtins.int
-    RANGE_END_FIELD_NUMBER: builtins.int
-    LIMIT_FIELD_NUMBER: builtins.int
-    REVISION_FIELD_NUMBER: builtins.int
-    SORT_ORDER_FIELD_NUMBER: builtins.int
-    SORT_TARGET_FIELD_NUMBER: builtins.int
-    SERIALIZABLE_FIELD_NUMBER: builtins.int
-    KEYS_ONLY_FIELD_NUMBER: builtins.int
-    COUNT_ONLY_FIELD_NUMBER: builtins.int
-    MIN_MOD_REVISION_FIELD_NUMBER: builtins.int
-    MAX_MOD_REVISION_FIELD_NUMBER: builtins.int
-    MIN_CREATE_REVISION_FIELD_NUMBER: builtins.int
-    MAX_CREATE_REVISION_FIELD_NUMBER: builtins.int
-    key: builtins.bytes
-    range_end: builtins.bytes
-    limit: builtins.int
-    revision: builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    SORT_ORDER_FIELD_NUMBER: _builtins.int
+    SORT_TARGET_FIELD_NUMBER: _builtins.int
+    SERIALIZABLE_FIELD_NUMBER: _builtins.int
+    KEYS_ONLY_FIELD_NUMBER: _builtins.int
+    COUNT_ONLY_FIELD_NUMBER: _builtins.int
+    MIN_MOD_REVISION_FIELD_NUMBER: _builtins.int
+    MAX_MOD_REVISION_FIELD_NUMBER: _builtins.int
+    MIN_CREATE_REVISION_FIELD_NUMBER: _builtins.int
+    MAX_CREATE_REVISION_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    range_end: _builtins.bytes
+    limit: _builtins.int
+    revision: _builtins.int
     sort_order: Global___RangeRequest.SortOrder.ValueType
     sort_target: Global___RangeRequest.SortTarget.ValueType
-    serializable: builtins.bool
-    keys_only: builtins.bool
-    count_only: builtins.bool
-    min_mod_revision: builtins.int
-    max_mod_revision: builtins.int
-    min_create_revision: builtins.int
-    max_create_revision: builtins.int
+    serializable: _builtins.bool
+    keys_only: _builtins.bool
+    count_only: _builtins.bool
+    min_mod_revision: _builtins.int
+    max_mod_revision: _builtins.int
+    min_create_revision: _builtins.int
+    max_create_revision: _builtins.int
     def __init__(
         self,
         *,
-        key: builtins.bytes = ...,
-        range_end: builtins.bytes = ...,
-        limit: builtins.int = ...,
-        revision: builtins.int = ...,
+        key: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
+        limit: _builtins.int = ...,
+        revision: _builtins.int = ...,
         sort_order: Global___RangeRequest.SortOrder.ValueType = ...,
         sort_target: Global___RangeRequest.SortTarget.ValueType = ...,
-        serializable: builtins.bool = ...,
-        keys_only: builtins.bool = ...,
-        count_only: builtins.bool = ...,
-        min_mod_revision: builtins.int = ...,
-        max_mod_revision: builtins.int = ...,
-        min_create_revision: builtins.int = ...,
-        max_create_revision: builtins.int = ...,
+        serializable: _builtins.bool = ...,
+        keys_only: _builtins.bool = ...,
+        count_only: _builtins.bool = ...,
+        min_mod_revision: _builtins.int = ...,
+        max_mod_revision: _builtins.int = ...,
+        min_create_revision: _builtins.int = ...,
+        max_create_revision: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["count_only", b"count_only", "key", b"key", "keys_only", b"keys_only", "limit", b"limit", "max_create_revision", b"max_create_revision", "max_mod_revision", b"max_mod_revision", "min_create_revision", b"min_create_revision", "min_mod_revision", b"min_mod_revision", "range_end", b"range_end", "revision", b"revision", "serializable", b"serializable", "sort_order", b"sort_order", "sort_target", b"sort_target"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_only", b"count_only", "key", b"key", "keys_only", b"keys_only", "limit", b"limit", "max_create_revision", b"max_create_revision", "max_mod_revision", b"max_mod_revision", "min_create_revision", b"min_create_revision", "min_mod_revision", b"min_mod_revision", "range_end", b"range_end", "revision", b"revision", "serializable", b"serializable", "sort_order", b"sort_order", "sort_target", b"sort_target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RangeRequest: typing_extensions.TypeAlias = RangeRequest
+Global___RangeRequest: _TypeAlias = RangeRequest  # noqa: Y015
 
-@typing.final
-class RangeResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class RangeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    KVS_FIELD_NUMBER: builtins.int
-    MORE_FIELD_NUMBER: builtins.int
-    COUNT_FIELD_NUMBER: builtins.int
-    more: builtins.bool
-    count: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    KVS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    count: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def kvs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.etcd.kv_pb2.KeyValue]: ...
+    @_builtins.property
+    def kvs(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KeyValue]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        kvs: collections.abc.Iterable[protos.etcd.kv_pb2.KeyValue] | None = ...,
-        more: builtins.bool = ...,
-        count: builtins.int = ...,
+        kvs: _abc.Iterable[_kv_pb2.KeyValue] | None = ...,
+        more: _builtins.bool = ...,
+        count: _builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count", "header", b"header", "kvs", b"kvs", "more", b"more"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "header", b"header", "kvs", b"kvs", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RangeResponse: typing_extensions.TypeAlias = RangeResponse
+Global___RangeResponse: _TypeAlias = RangeResponse  # noqa: Y015
 
-@typing.final
-class PutRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class PutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    KEY_FIELD_NUMBER: builtins.int
-    VALUE_FIELD_NUMBER: builtins.int
-    LEASE_FIELD_NUMBER: builtins.int
-    PREV_KV_FIELD_NUMBER: builtins.int
-    IGNORE_VALUE_FIELD_NUMBER: builtins.int
-    IGNORE_LEASE_FIELD_NUMBER: builtins.int
-    key: builtins.bytes
-    value: builtins.bytes
-    lease: builtins.int
-    prev_kv: builtins.bool
-    ignore_value: builtins.bool
-    ignore_lease: builtins.bool
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    IGNORE_VALUE_FIELD_NUMBER: _builtins.int
+    IGNORE_LEASE_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    value: _builtins.bytes
+    lease: _builtins.int
+    prev_kv: _builtins.bool
+    ignore_value: _builtins.bool
+    ignore_lease: _builtins.bool
     def __init__(
         self,
         *,
-        key: builtins.bytes = ...,
-        value: builtins.bytes = ...,
-        lease: builtins.int = ...,
-        prev_kv: builtins.bool = ...,
-        ignore_value: builtins.bool = ...,
-        ignore_lease: builtins.bool = ...,
+        key: _builtins.bytes = ...,
+        value: _builtins.bytes = ...,
+        lease: _builtins.int = ...,
+        prev_kv: _builtins.bool = ...,
+        ignore_value: _builtins.bool = ...,
+        ignore_lease: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ignore_lease", b"ignore_lease", "ignore_value", b"ignore_value", "key", b"key", "lease", b"lease", "prev_kv", b"prev_kv", "value", b"value"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_lease", b"ignore_lease", "ignore_value", b"ignore_value", "key", b"key", "lease", b"lease", "prev_kv", b"prev_kv", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PutRequest: typing_extensions.TypeAlias = PutRequest
+Global___PutRequest: _TypeAlias = PutRequest  # noqa: Y015
 
-@typing.final
-class PutResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class PutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    PREV_KV_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def prev_kv(self) -> protos.etcd.kv_pb2.KeyValue: ...
+    @_builtins.property
+    def prev_kv(self) -> _kv_pb2.KeyValue: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        prev_kv: protos.etcd.kv_pb2.KeyValue | None = ...,
+        prev_kv: _kv_pb2.KeyValue | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header", "prev_kv", b"prev_kv"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "prev_kv", b"prev_kv"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "prev_kv", b"prev_kv"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "prev_kv", b"prev_kv"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PutResponse: typing_extensions.TypeAlias = PutResponse
+Global___PutResponse: _TypeAlias = PutResponse  # noqa: Y015
 
-@typing.final
-class DeleteRangeRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class DeleteRangeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    KEY_FIELD_NUMBER: builtins.int
-    RANGE_END_FIELD_NUMBER: builtins.int
-    PREV_KV_FIELD_NUMBER: builtins.int
-    key: builtins.bytes
-    range_end: builtins.bytes
-    prev_kv: builtins.bool
+    KEY_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    range_end: _builtins.bytes
+    prev_kv: _builtins.bool
     def __init__(
         self,
         *,
-        key: builtins.bytes = ...,
-        range_end: builtins.bytes = ...,
-        prev_kv: builtins.bool = ...,
+        key: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
+        prev_kv: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "prev_kv", b"prev_kv", "range_end", b"range_end"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "prev_kv", b"prev_kv", "range_end", b"range_end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DeleteRangeRequest: typing_extensions.TypeAlias = DeleteRangeRequest
+Global___DeleteRangeRequest: _TypeAlias = DeleteRangeRequest  # noqa: Y015
 
-@typing.final
-class DeleteRangeResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class DeleteRangeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    DELETED_FIELD_NUMBER: builtins.int
-    PREV_KVS_FIELD_NUMBER: builtins.int
-    deleted: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    PREV_KVS_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def prev_kvs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.etcd.kv_pb2.KeyValue]: ...
+    @_builtins.property
+    def prev_kvs(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.KeyValue]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        deleted: builtins.int = ...,
-        prev_kvs: collections.abc.Iterable[protos.etcd.kv_pb2.KeyValue] | None = ...,
+        deleted: _builtins.int = ...,
+        prev_kvs: _abc.Iterable[_kv_pb2.KeyValue] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["deleted", b"deleted", "header", b"header", "prev_kvs", b"prev_kvs"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "header", b"header", "prev_kvs", b"prev_kvs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DeleteRangeResponse: typing_extensions.TypeAlias = DeleteRangeResponse
+Global___DeleteRangeResponse: _TypeAlias = DeleteRangeResponse  # noqa: Y015
 
-@typing.final
-class RequestOp(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class RequestOp(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_RANGE_FIELD_NUMBER: builtins.int
-    REQUEST_PUT_FIELD_NUMBER: builtins.int
-    REQUEST_DELETE_RANGE_FIELD_NUMBER: builtins.int
-    REQUEST_TXN_FIELD_NUMBER: builtins.int
-    @property
+    REQUEST_RANGE_FIELD_NUMBER: _builtins.int
+    REQUEST_PUT_FIELD_NUMBER: _builtins.int
+    REQUEST_DELETE_RANGE_FIELD_NUMBER: _builtins.int
+    REQUEST_TXN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def request_range(self) -> Global___RangeRequest: ...
-    @property
+    @_builtins.property
     def request_put(self) -> Global___PutRequest: ...
-    @property
+    @_builtins.property
     def request_delete_range(self) -> Global___DeleteRangeRequest: ...
-    @property
+    @_builtins.property
     def request_txn(self) -> Global___TxnRequest: ...
     def __init__(
         self,
@@ -297,27 +322,31 @@ class RequestOp(google.protobuf.message.Message):
         request_delete_range: Global___DeleteRangeRequest | None = ...,
         request_txn: Global___TxnRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["request", b"request", "request_delete_range", b"request_delete_range", "request_put", b"request_put", "request_range", b"request_range", "request_txn", b"request_txn"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request", b"request", "request_delete_range", b"request_delete_range", "request_put", b"request_put", "request_range", b"request_range", "request_txn", b"request_txn"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["request", b"request"]) -> typing.Literal["request_range", "request_put", "request_delete_range", "request_txn"] | None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "request_delete_range", b"request_delete_range", "request_put", b"request_put", "request_range", b"request_range", "request_txn", b"request_txn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "request_delete_range", b"request_delete_range", "request_put", b"request_put", "request_range", b"request_range", "request_txn", b"request_txn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["request_range", "request_put", "request_delete_range", "request_txn"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
-Global___RequestOp: typing_extensions.TypeAlias = RequestOp
+Global___RequestOp: _TypeAlias = RequestOp  # noqa: Y015
 
-@typing.final
-class ResponseOp(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class ResponseOp(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESPONSE_RANGE_FIELD_NUMBER: builtins.int
-    RESPONSE_PUT_FIELD_NUMBER: builtins.int
-    RESPONSE_DELETE_RANGE_FIELD_NUMBER: builtins.int
-    RESPONSE_TXN_FIELD_NUMBER: builtins.int
-    @property
+    RESPONSE_RANGE_FIELD_NUMBER: _builtins.int
+    RESPONSE_PUT_FIELD_NUMBER: _builtins.int
+    RESPONSE_DELETE_RANGE_FIELD_NUMBER: _builtins.int
+    RESPONSE_TXN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def response_range(self) -> Global___RangeResponse: ...
-    @property
+    @_builtins.property
     def response_put(self) -> Global___PutResponse: ...
-    @property
+    @_builtins.property
     def response_delete_range(self) -> Global___DeleteRangeResponse: ...
-    @property
+    @_builtins.property
     def response_txn(self) -> Global___TxnResponse: ...
     def __init__(
         self,
@@ -327,22 +356,26 @@ class ResponseOp(google.protobuf.message.Message):
         response_delete_range: Global___DeleteRangeResponse | None = ...,
         response_txn: Global___TxnResponse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["response", b"response", "response_delete_range", b"response_delete_range", "response_put", b"response_put", "response_range", b"response_range", "response_txn", b"response_txn"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["response", b"response", "response_delete_range", b"response_delete_range", "response_put", b"response_put", "response_range", b"response_range", "response_txn", b"response_txn"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["response", b"response"]) -> typing.Literal["response_range", "response_put", "response_delete_range", "response_txn"] | None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response", "response_delete_range", b"response_delete_range", "response_put", b"response_put", "response_range", b"response_range", "response_txn", b"response_txn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["response", b"response", "response_delete_range", b"response_delete_range", "response_put", b"response_put", "response_range", b"response_range", "response_txn", b"response_txn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["response_range", "response_put", "response_delete_range", "response_txn"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
-Global___ResponseOp: typing_extensions.TypeAlias = ResponseOp
+Global___ResponseOp: _TypeAlias = ResponseOp  # noqa: Y015
 
-@typing.final
-class Compare(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class Compare(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _CompareResult:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _CompareResultEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Compare._CompareResult.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _CompareResultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Compare._CompareResult.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         EQUAL: Compare._CompareResult.ValueType  # 0
         GREATER: Compare._CompareResult.ValueType  # 1
         LESS: Compare._CompareResult.ValueType  # 2
@@ -355,11 +388,11 @@ class Compare(google.protobuf.message.Message):
     NOT_EQUAL: Compare.CompareResult.ValueType  # 3
 
     class _CompareTarget:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _CompareTargetEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Compare._CompareTarget.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _CompareTargetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Compare._CompareTarget.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         VERSION: Compare._CompareTarget.ValueType  # 0
         CREATE: Compare._CompareTarget.ValueType  # 1
         MOD: Compare._CompareTarget.ValueType  # 2
@@ -373,140 +406,158 @@ class Compare(google.protobuf.message.Message):
     VALUE: Compare.CompareTarget.ValueType  # 3
     LEASE: Compare.CompareTarget.ValueType  # 4
 
-    RESULT_FIELD_NUMBER: builtins.int
-    TARGET_FIELD_NUMBER: builtins.int
-    KEY_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
-    CREATE_REVISION_FIELD_NUMBER: builtins.int
-    MOD_REVISION_FIELD_NUMBER: builtins.int
-    VALUE_FIELD_NUMBER: builtins.int
-    LEASE_FIELD_NUMBER: builtins.int
-    RANGE_END_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CREATE_REVISION_FIELD_NUMBER: _builtins.int
+    MOD_REVISION_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
     result: Global___Compare.CompareResult.ValueType
     target: Global___Compare.CompareTarget.ValueType
-    key: builtins.bytes
-    version: builtins.int
-    create_revision: builtins.int
-    mod_revision: builtins.int
-    value: builtins.bytes
-    lease: builtins.int
-    range_end: builtins.bytes
+    key: _builtins.bytes
+    version: _builtins.int
+    create_revision: _builtins.int
+    mod_revision: _builtins.int
+    value: _builtins.bytes
+    lease: _builtins.int
+    range_end: _builtins.bytes
     def __init__(
         self,
         *,
         result: Global___Compare.CompareResult.ValueType = ...,
         target: Global___Compare.CompareTarget.ValueType = ...,
-        key: builtins.bytes = ...,
-        version: builtins.int = ...,
-        create_revision: builtins.int = ...,
-        mod_revision: builtins.int = ...,
-        value: builtins.bytes = ...,
-        lease: builtins.int = ...,
-        range_end: builtins.bytes = ...,
+        key: _builtins.bytes = ...,
+        version: _builtins.int = ...,
+        create_revision: _builtins.int = ...,
+        mod_revision: _builtins.int = ...,
+        value: _builtins.bytes = ...,
+        lease: _builtins.int = ...,
+        range_end: _builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_revision", b"create_revision", "lease", b"lease", "mod_revision", b"mod_revision", "target_union", b"target_union", "value", b"value", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_revision", b"create_revision", "key", b"key", "lease", b"lease", "mod_revision", b"mod_revision", "range_end", b"range_end", "result", b"result", "target", b"target", "target_union", b"target_union", "value", b"value", "version", b"version"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["target_union", b"target_union"]) -> typing.Literal["version", "create_revision", "mod_revision", "value", "lease"] | None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_revision", b"create_revision", "lease", b"lease", "mod_revision", b"mod_revision", "target_union", b"target_union", "value", b"value", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_revision", b"create_revision", "key", b"key", "lease", b"lease", "mod_revision", b"mod_revision", "range_end", b"range_end", "result", b"result", "target", b"target", "target_union", b"target_union", "value", b"value", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target_union: _TypeAlias = _typing.Literal["version", "create_revision", "mod_revision", "value", "lease"]  # noqa: Y015
+    _WhichOneofArgType_target_union: _TypeAlias = _typing.Literal["target_union", b"target_union"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target_union) -> _WhichOneofReturnType_target_union | None: ...
 
-Global___Compare: typing_extensions.TypeAlias = Compare
+Global___Compare: _TypeAlias = Compare  # noqa: Y015
 
-@typing.final
-class TxnRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class TxnRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    COMPARE_FIELD_NUMBER: builtins.int
-    SUCCESS_FIELD_NUMBER: builtins.int
-    FAILURE_FIELD_NUMBER: builtins.int
-    @property
-    def compare(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Compare]: ...
-    @property
-    def success(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RequestOp]: ...
-    @property
-    def failure(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RequestOp]: ...
+    COMPARE_FIELD_NUMBER: _builtins.int
+    SUCCESS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def compare(self) -> _containers.RepeatedCompositeFieldContainer[Global___Compare]: ...
+    @_builtins.property
+    def success(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestOp]: ...
+    @_builtins.property
+    def failure(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestOp]: ...
     def __init__(
         self,
         *,
-        compare: collections.abc.Iterable[Global___Compare] | None = ...,
-        success: collections.abc.Iterable[Global___RequestOp] | None = ...,
-        failure: collections.abc.Iterable[Global___RequestOp] | None = ...,
+        compare: _abc.Iterable[Global___Compare] | None = ...,
+        success: _abc.Iterable[Global___RequestOp] | None = ...,
+        failure: _abc.Iterable[Global___RequestOp] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compare", b"compare", "failure", b"failure", "success", b"success"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compare", b"compare", "failure", b"failure", "success", b"success"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TxnRequest: typing_extensions.TypeAlias = TxnRequest
+Global___TxnRequest: _TypeAlias = TxnRequest  # noqa: Y015
 
-@typing.final
-class TxnResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class TxnResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    SUCCEEDED_FIELD_NUMBER: builtins.int
-    RESPONSES_FIELD_NUMBER: builtins.int
-    succeeded: builtins.bool
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    SUCCEEDED_FIELD_NUMBER: _builtins.int
+    RESPONSES_FIELD_NUMBER: _builtins.int
+    succeeded: _builtins.bool
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def responses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ResponseOp]: ...
+    @_builtins.property
+    def responses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResponseOp]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        succeeded: builtins.bool = ...,
-        responses: collections.abc.Iterable[Global___ResponseOp] | None = ...,
+        succeeded: _builtins.bool = ...,
+        responses: _abc.Iterable[Global___ResponseOp] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "responses", b"responses", "succeeded", b"succeeded"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "responses", b"responses", "succeeded", b"succeeded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TxnResponse: typing_extensions.TypeAlias = TxnResponse
+Global___TxnResponse: _TypeAlias = TxnResponse  # noqa: Y015
 
-@typing.final
-class CompactionRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class CompactionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REVISION_FIELD_NUMBER: builtins.int
-    PHYSICAL_FIELD_NUMBER: builtins.int
-    revision: builtins.int
-    physical: builtins.bool
+    REVISION_FIELD_NUMBER: _builtins.int
+    PHYSICAL_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    physical: _builtins.bool
     def __init__(
         self,
         *,
-        revision: builtins.int = ...,
-        physical: builtins.bool = ...,
+        revision: _builtins.int = ...,
+        physical: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["physical", b"physical", "revision", b"revision"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["physical", b"physical", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CompactionRequest: typing_extensions.TypeAlias = CompactionRequest
+Global___CompactionRequest: _TypeAlias = CompactionRequest  # noqa: Y015
 
-@typing.final
-class CompactionResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class CompactionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CompactionResponse: typing_extensions.TypeAlias = CompactionResponse
+Global___CompactionResponse: _TypeAlias = CompactionResponse  # noqa: Y015
 
-@typing.final
-class WatchRequest(google.protobuf.message.Message):
+@_typing.final
+class WatchRequest(_message.Message):
     """---- watches"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    CREATE_REQUEST_FIELD_NUMBER: builtins.int
-    CANCEL_REQUEST_FIELD_NUMBER: builtins.int
-    PROGRESS_REQUEST_FIELD_NUMBER: builtins.int
-    @property
+    CREATE_REQUEST_FIELD_NUMBER: _builtins.int
+    CANCEL_REQUEST_FIELD_NUMBER: _builtins.int
+    PROGRESS_REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def create_request(self) -> Global___WatchCreateRequest: ...
-    @property
+    @_builtins.property
     def cancel_request(self) -> Global___WatchCancelRequest: ...
-    @property
+    @_builtins.property
     def progress_request(self) -> Global___WatchProgressRequest: ...
     def __init__(
         self,
@@ -515,22 +566,26 @@ class WatchRequest(google.protobuf.message.Message):
         cancel_request: Global___WatchCancelRequest | None = ...,
         progress_request: Global___WatchProgressRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel_request", b"cancel_request", "create_request", b"create_request", "progress_request", b"progress_request", "request_union", b"request_union"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel_request", b"cancel_request", "create_request", b"create_request", "progress_request", b"progress_request", "request_union", b"request_union"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["request_union", b"request_union"]) -> typing.Literal["create_request", "cancel_request", "progress_request"] | None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_request", b"cancel_request", "create_request", b"create_request", "progress_request", b"progress_request", "request_union", b"request_union"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_request", b"cancel_request", "create_request", b"create_request", "progress_request", b"progress_request", "request_union", b"request_union"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request_union: _TypeAlias = _typing.Literal["create_request", "cancel_request", "progress_request"]  # noqa: Y015
+    _WhichOneofArgType_request_union: _TypeAlias = _typing.Literal["request_union", b"request_union"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request_union) -> _WhichOneofReturnType_request_union | None: ...
 
-Global___WatchRequest: typing_extensions.TypeAlias = WatchRequest
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
-@typing.final
-class WatchCreateRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class WatchCreateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _FilterType:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _FilterTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[WatchCreateRequest._FilterType.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _FilterTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[WatchCreateRequest._FilterType.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         NOPUT: WatchCreateRequest._FilterType.ValueType  # 0
         NODELETE: WatchCreateRequest._FilterType.ValueType  # 1
 
@@ -538,548 +593,643 @@ class WatchCreateRequest(google.protobuf.message.Message):
     NOPUT: WatchCreateRequest.FilterType.ValueType  # 0
     NODELETE: WatchCreateRequest.FilterType.ValueType  # 1
 
-    KEY_FIELD_NUMBER: builtins.int
-    RANGE_END_FIELD_NUMBER: builtins.int
-    START_REVISION_FIELD_NUMBER: builtins.int
-    PROGRESS_NOTIFY_FIELD_NUMBER: builtins.int
-    FILTERS_FIELD_NUMBER: builtins.int
-    PREV_KV_FIELD_NUMBER: builtins.int
-    WATCH_ID_FIELD_NUMBER: builtins.int
-    FRAGMENT_FIELD_NUMBER: builtins.int
-    key: builtins.bytes
-    range_end: builtins.bytes
-    start_revision: builtins.int
-    progress_notify: builtins.bool
-    prev_kv: builtins.bool
-    watch_id: builtins.int
-    fragment: builtins.bool
-    @property
-    def filters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[Global___WatchCreateRequest.FilterType.ValueType]: ...
+    KEY_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
+    START_REVISION_FIELD_NUMBER: _builtins.int
+    PROGRESS_NOTIFY_FIELD_NUMBER: _builtins.int
+    FILTERS_FIELD_NUMBER: _builtins.int
+    PREV_KV_FIELD_NUMBER: _builtins.int
+    WATCH_ID_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    range_end: _builtins.bytes
+    start_revision: _builtins.int
+    progress_notify: _builtins.bool
+    prev_kv: _builtins.bool
+    watch_id: _builtins.int
+    fragment: _builtins.bool
+    @_builtins.property
+    def filters(self) -> _containers.RepeatedScalarFieldContainer[Global___WatchCreateRequest.FilterType.ValueType]: ...
     def __init__(
         self,
         *,
-        key: builtins.bytes = ...,
-        range_end: builtins.bytes = ...,
-        start_revision: builtins.int = ...,
-        progress_notify: builtins.bool = ...,
-        filters: collections.abc.Iterable[Global___WatchCreateRequest.FilterType.ValueType] | None = ...,
-        prev_kv: builtins.bool = ...,
-        watch_id: builtins.int = ...,
-        fragment: builtins.bool = ...,
+        key: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
+        start_revision: _builtins.int = ...,
+        progress_notify: _builtins.bool = ...,
+        filters: _abc.Iterable[Global___WatchCreateRequest.FilterType.ValueType] | None = ...,
+        prev_kv: _builtins.bool = ...,
+        watch_id: _builtins.int = ...,
+        fragment: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["filters", b"filters", "fragment", b"fragment", "key", b"key", "prev_kv", b"prev_kv", "progress_notify", b"progress_notify", "range_end", b"range_end", "start_revision", b"start_revision", "watch_id", b"watch_id"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filters", b"filters", "fragment", b"fragment", "key", b"key", "prev_kv", b"prev_kv", "progress_notify", b"progress_notify", "range_end", b"range_end", "start_revision", b"start_revision", "watch_id", b"watch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WatchCreateRequest: typing_extensions.TypeAlias = WatchCreateRequest
+Global___WatchCreateRequest: _TypeAlias = WatchCreateRequest  # noqa: Y015
 
-@typing.final
-class WatchCancelRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class WatchCancelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WATCH_ID_FIELD_NUMBER: builtins.int
-    watch_id: builtins.int
+    WATCH_ID_FIELD_NUMBER: _builtins.int
+    watch_id: _builtins.int
     def __init__(
         self,
         *,
-        watch_id: builtins.int = ...,
+        watch_id: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["watch_id", b"watch_id"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["watch_id", b"watch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WatchCancelRequest: typing_extensions.TypeAlias = WatchCancelRequest
+Global___WatchCancelRequest: _TypeAlias = WatchCancelRequest  # noqa: Y015
 
-@typing.final
-class WatchProgressRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class WatchProgressRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WatchProgressRequest: typing_extensions.TypeAlias = WatchProgressRequest
+Global___WatchProgressRequest: _TypeAlias = WatchProgressRequest  # noqa: Y015
 
-@typing.final
-class WatchResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class WatchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    WATCH_ID_FIELD_NUMBER: builtins.int
-    CREATED_FIELD_NUMBER: builtins.int
-    CANCELED_FIELD_NUMBER: builtins.int
-    COMPACT_REVISION_FIELD_NUMBER: builtins.int
-    CANCEL_REASON_FIELD_NUMBER: builtins.int
-    FRAGMENT_FIELD_NUMBER: builtins.int
-    EVENTS_FIELD_NUMBER: builtins.int
-    watch_id: builtins.int
-    created: builtins.bool
-    canceled: builtins.bool
-    compact_revision: builtins.int
-    cancel_reason: builtins.str
-    fragment: builtins.bool
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    WATCH_ID_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    CANCELED_FIELD_NUMBER: _builtins.int
+    COMPACT_REVISION_FIELD_NUMBER: _builtins.int
+    CANCEL_REASON_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    watch_id: _builtins.int
+    created: _builtins.bool
+    canceled: _builtins.bool
+    compact_revision: _builtins.int
+    cancel_reason: _builtins.str
+    fragment: _builtins.bool
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.etcd.kv_pb2.Event]: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.Event]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        watch_id: builtins.int = ...,
-        created: builtins.bool = ...,
-        canceled: builtins.bool = ...,
-        compact_revision: builtins.int = ...,
-        cancel_reason: builtins.str = ...,
-        fragment: builtins.bool = ...,
-        events: collections.abc.Iterable[protos.etcd.kv_pb2.Event] | None = ...,
+        watch_id: _builtins.int = ...,
+        created: _builtins.bool = ...,
+        canceled: _builtins.bool = ...,
+        compact_revision: _builtins.int = ...,
+        cancel_reason: _builtins.str = ...,
+        fragment: _builtins.bool = ...,
+        events: _abc.Iterable[_kv_pb2.Event] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel_reason", b"cancel_reason", "canceled", b"canceled", "compact_revision", b"compact_revision", "created", b"created", "events", b"events", "fragment", b"fragment", "header", b"header", "watch_id", b"watch_id"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_reason", b"cancel_reason", "canceled", b"canceled", "compact_revision", b"compact_revision", "created", b"created", "events", b"events", "fragment", b"fragment", "header", b"header", "watch_id", b"watch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WatchResponse: typing_extensions.TypeAlias = WatchResponse
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 
-@typing.final
-class LeaseGrantRequest(google.protobuf.message.Message):
+@_typing.final
+class LeaseGrantRequest(_message.Message):
     """---- leases; times in seconds"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TTL_FIELD_NUMBER: builtins.int
-    ID_FIELD_NUMBER: builtins.int
-    TTL: builtins.int
-    ID: builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    TTL: _builtins.int
+    ID: _builtins.int
     def __init__(
         self,
         *,
-        TTL: builtins.int = ...,
-        ID: builtins.int = ...,
+        TTL: _builtins.int = ...,
+        ID: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID", "TTL", b"TTL"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID", "TTL", b"TTL"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseGrantRequest: typing_extensions.TypeAlias = LeaseGrantRequest
+Global___LeaseGrantRequest: _TypeAlias = LeaseGrantRequest  # noqa: Y015
 
-@typing.final
-class LeaseGrantResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseGrantResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    ID_FIELD_NUMBER: builtins.int
-    TTL_FIELD_NUMBER: builtins.int
-    ERROR_FIELD_NUMBER: builtins.int
-    ID: builtins.int
-    TTL: builtins.int
-    error: builtins.str
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
+    TTL: _builtins.int
+    error: _builtins.str
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        ID: builtins.int = ...,
-        TTL: builtins.int = ...,
-        error: builtins.str = ...,
+        ID: _builtins.int = ...,
+        TTL: _builtins.int = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID", "TTL", b"TTL", "error", b"error", "header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID", "TTL", b"TTL", "error", b"error", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseGrantResponse: typing_extensions.TypeAlias = LeaseGrantResponse
+Global___LeaseGrantResponse: _TypeAlias = LeaseGrantResponse  # noqa: Y015
 
-@typing.final
-class LeaseRevokeRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseRevokeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    ID: builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
+        ID: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseRevokeRequest: typing_extensions.TypeAlias = LeaseRevokeRequest
+Global___LeaseRevokeRequest: _TypeAlias = LeaseRevokeRequest  # noqa: Y015
 
-@typing.final
-class LeaseRevokeResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseRevokeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseRevokeResponse: typing_extensions.TypeAlias = LeaseRevokeResponse
+Global___LeaseRevokeResponse: _TypeAlias = LeaseRevokeResponse  # noqa: Y015
 
-@typing.final
-class LeaseKeepAliveRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseKeepAliveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    ID: builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
+        ID: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseKeepAliveRequest: typing_extensions.TypeAlias = LeaseKeepAliveRequest
+Global___LeaseKeepAliveRequest: _TypeAlias = LeaseKeepAliveRequest  # noqa: Y015
 
-@typing.final
-class LeaseKeepAliveResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseKeepAliveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    ID_FIELD_NUMBER: builtins.int
-    TTL_FIELD_NUMBER: builtins.int
-    ID: builtins.int
-    TTL: builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
+    TTL: _builtins.int
     """<= 0: there is no such lease any more"""
-    @property
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        ID: builtins.int = ...,
-        TTL: builtins.int = ...,
+        ID: _builtins.int = ...,
+        TTL: _builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID", "TTL", b"TTL", "header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID", "TTL", b"TTL", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseKeepAliveResponse: typing_extensions.TypeAlias = LeaseKeepAliveResponse
+Global___LeaseKeepAliveResponse: _TypeAlias = LeaseKeepAliveResponse  # noqa: Y015
 
-@typing.final
-class LeaseTimeToLiveRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseTimeToLiveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    KEYS_FIELD_NUMBER: builtins.int
-    ID: builtins.int
-    keys: builtins.bool
+    ID_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
+    keys: _builtins.bool
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
-        keys: builtins.bool = ...,
+        ID: _builtins.int = ...,
+        keys: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID", "keys", b"keys"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseTimeToLiveRequest: typing_extensions.TypeAlias = LeaseTimeToLiveRequest
+Global___LeaseTimeToLiveRequest: _TypeAlias = LeaseTimeToLiveRequest  # noqa: Y015
 
-@typing.final
-class LeaseTimeToLiveResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseTimeToLiveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    ID_FIELD_NUMBER: builtins.int
-    TTL_FIELD_NUMBER: builtins.int
-    GRANTEDTTL_FIELD_NUMBER: builtins.int
-    KEYS_FIELD_NUMBER: builtins.int
-    ID: builtins.int
-    TTL: builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    GRANTEDTTL_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
+    TTL: _builtins.int
     """-1: there is no such lease"""
-    grantedTTL: builtins.int
-    @property
+    grantedTTL: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        ID: builtins.int = ...,
-        TTL: builtins.int = ...,
-        grantedTTL: builtins.int = ...,
-        keys: collections.abc.Iterable[builtins.bytes] | None = ...,
+        ID: _builtins.int = ...,
+        TTL: _builtins.int = ...,
+        grantedTTL: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID", "TTL", b"TTL", "grantedTTL", b"grantedTTL", "header", b"header", "keys", b"keys"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID", "TTL", b"TTL", "grantedTTL", b"grantedTTL", "header", b"header", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseTimeToLiveResponse: typing_extensions.TypeAlias = LeaseTimeToLiveResponse
+Global___LeaseTimeToLiveResponse: _TypeAlias = LeaseTimeToLiveResponse  # noqa: Y015
 
-@typing.final
-class LeaseLeasesRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseLeasesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseLeasesRequest: typing_extensions.TypeAlias = LeaseLeasesRequest
+Global___LeaseLeasesRequest: _TypeAlias = LeaseLeasesRequest  # noqa: Y015
 
-@typing.final
-class LeaseStatus(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    ID: builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
+        ID: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseStatus: typing_extensions.TypeAlias = LeaseStatus
+Global___LeaseStatus: _TypeAlias = LeaseStatus  # noqa: Y015
 
-@typing.final
-class LeaseLeasesResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class LeaseLeasesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    LEASES_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeaseStatus]: ...
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseStatus]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        leases: collections.abc.Iterable[Global___LeaseStatus] | None = ...,
+        leases: _abc.Iterable[Global___LeaseStatus] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "leases", b"leases"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "leases", b"leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseLeasesResponse: typing_extensions.TypeAlias = LeaseLeasesResponse
+Global___LeaseLeasesResponse: _TypeAlias = LeaseLeasesResponse  # noqa: Y015
 
-@typing.final
-class Member(google.protobuf.message.Message):
+@_typing.final
+class Member(_message.Message):
     """---- members"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    NAME_FIELD_NUMBER: builtins.int
-    PEERURLS_FIELD_NUMBER: builtins.int
-    CLIENTURLS_FIELD_NUMBER: builtins.int
-    ISLEARNER_FIELD_NUMBER: builtins.int
-    ID: builtins.int
-    name: builtins.str
-    isLearner: builtins.bool
-    @property
-    def peerURLs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    @property
-    def clientURLs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PEERURLS_FIELD_NUMBER: _builtins.int
+    CLIENTURLS_FIELD_NUMBER: _builtins.int
+    ISLEARNER_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
+    name: _builtins.str
+    isLearner: _builtins.bool
+    @_builtins.property
+    def peerURLs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def clientURLs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
-        name: builtins.str = ...,
-        peerURLs: collections.abc.Iterable[builtins.str] | None = ...,
-        clientURLs: collections.abc.Iterable[builtins.str] | None = ...,
-        isLearner: builtins.bool = ...,
+        ID: _builtins.int = ...,
+        name: _builtins.str = ...,
+        peerURLs: _abc.Iterable[_builtins.str] | None = ...,
+        clientURLs: _abc.Iterable[_builtins.str] | None = ...,
+        isLearner: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID", "clientURLs", b"clientURLs", "isLearner", b"isLearner", "name", b"name", "peerURLs", b"peerURLs"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID", "clientURLs", b"clientURLs", "isLearner", b"isLearner", "name", b"name", "peerURLs", b"peerURLs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Member: typing_extensions.TypeAlias = Member
+Global___Member: _TypeAlias = Member  # noqa: Y015
 
-@typing.final
-class MemberAddRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberAddRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    PEERURLS_FIELD_NUMBER: builtins.int
-    ISLEARNER_FIELD_NUMBER: builtins.int
-    isLearner: builtins.bool
-    @property
-    def peerURLs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    PEERURLS_FIELD_NUMBER: _builtins.int
+    ISLEARNER_FIELD_NUMBER: _builtins.int
+    isLearner: _builtins.bool
+    @_builtins.property
+    def peerURLs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
-        peerURLs: collections.abc.Iterable[builtins.str] | None = ...,
-        isLearner: builtins.bool = ...,
+        peerURLs: _abc.Iterable[_builtins.str] | None = ...,
+        isLearner: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["isLearner", b"isLearner", "peerURLs", b"peerURLs"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isLearner", b"isLearner", "peerURLs", b"peerURLs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberAddRequest: typing_extensions.TypeAlias = MemberAddRequest
+Global___MemberAddRequest: _TypeAlias = MemberAddRequest  # noqa: Y015
 
-@typing.final
-class MemberAddResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberAddResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    MEMBER_FIELD_NUMBER: builtins.int
-    MEMBERS_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
+    @_builtins.property
     def member(self) -> Global___Member: ...
-    @property
-    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
         member: Global___Member | None = ...,
-        members: collections.abc.Iterable[Global___Member] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header", "member", b"member"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "member", b"member", "members", b"members"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "member", b"member", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberAddResponse: typing_extensions.TypeAlias = MemberAddResponse
+Global___MemberAddResponse: _TypeAlias = MemberAddResponse  # noqa: Y015
 
-@typing.final
-class MemberRemoveRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberRemoveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    ID: builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
+        ID: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberRemoveRequest: typing_extensions.TypeAlias = MemberRemoveRequest
+Global___MemberRemoveRequest: _TypeAlias = MemberRemoveRequest  # noqa: Y015
 
-@typing.final
-class MemberRemoveResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberRemoveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    MEMBERS_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        members: collections.abc.Iterable[Global___Member] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "members", b"members"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberRemoveResponse: typing_extensions.TypeAlias = MemberRemoveResponse
+Global___MemberRemoveResponse: _TypeAlias = MemberRemoveResponse  # noqa: Y015
 
-@typing.final
-class MemberUpdateRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberUpdateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    PEERURLS_FIELD_NUMBER: builtins.int
-    ID: builtins.int
-    @property
-    def peerURLs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    ID_FIELD_NUMBER: _builtins.int
+    PEERURLS_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
+    @_builtins.property
+    def peerURLs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
-        peerURLs: collections.abc.Iterable[builtins.str] | None = ...,
+        ID: _builtins.int = ...,
+        peerURLs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID", "peerURLs", b"peerURLs"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID", "peerURLs", b"peerURLs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberUpdateRequest: typing_extensions.TypeAlias = MemberUpdateRequest
+Global___MemberUpdateRequest: _TypeAlias = MemberUpdateRequest  # noqa: Y015
 
-@typing.final
-class MemberUpdateResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberUpdateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    MEMBERS_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        members: collections.abc.Iterable[Global___Member] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "members", b"members"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberUpdateResponse: typing_extensions.TypeAlias = MemberUpdateResponse
+Global___MemberUpdateResponse: _TypeAlias = MemberUpdateResponse  # noqa: Y015
 
-@typing.final
-class MemberListRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberListRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    LINEARIZABLE_FIELD_NUMBER: builtins.int
-    linearizable: builtins.bool
+    LINEARIZABLE_FIELD_NUMBER: _builtins.int
+    linearizable: _builtins.bool
     def __init__(
         self,
         *,
-        linearizable: builtins.bool = ...,
+        linearizable: _builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["linearizable", b"linearizable"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["linearizable", b"linearizable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberListRequest: typing_extensions.TypeAlias = MemberListRequest
+Global___MemberListRequest: _TypeAlias = MemberListRequest  # noqa: Y015
 
-@typing.final
-class MemberListResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberListResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    MEMBERS_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        members: collections.abc.Iterable[Global___Member] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "members", b"members"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberListResponse: typing_extensions.TypeAlias = MemberListResponse
+Global___MemberListResponse: _TypeAlias = MemberListResponse  # noqa: Y015
 
-@typing.final
-class MemberPromoteRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberPromoteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: builtins.int
-    ID: builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    ID: _builtins.int
     def __init__(
         self,
         *,
-        ID: builtins.int = ...,
+        ID: _builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ID", b"ID"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ID", b"ID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberPromoteRequest: typing_extensions.TypeAlias = MemberPromoteRequest
+Global___MemberPromoteRequest: _TypeAlias = MemberPromoteRequest  # noqa: Y015
 
-@typing.final
-class MemberPromoteResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class MemberPromoteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    MEMBERS_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        members: collections.abc.Iterable[Global___Member] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "members", b"members"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberPromoteResponse: typing_extensions.TypeAlias = MemberPromoteResponse
+Global___MemberPromoteResponse: _TypeAlias = MemberPromoteResponse  # noqa: Y015
 
-@typing.final
-class AlarmRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AlarmRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     class _AlarmAction:
-        ValueType = typing.NewType("ValueType", builtins.int)
-        V: typing_extensions.TypeAlias = ValueType
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
 
-    class _AlarmActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[AlarmRequest._AlarmAction.ValueType], builtins.type):
-        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    class _AlarmActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[AlarmRequest._AlarmAction.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
         GET: AlarmRequest._AlarmAction.ValueType  # 0
         ACTIVATE: AlarmRequest._AlarmAction.ValueType  # 1
         DEACTIVATE: AlarmRequest._AlarmAction.ValueType  # 2
@@ -1089,868 +1239,1047 @@ class AlarmRequest(google.protobuf.message.Message):
     ACTIVATE: AlarmRequest.AlarmAction.ValueType  # 1
     DEACTIVATE: AlarmRequest.AlarmAction.ValueType  # 2
 
-    ACTION_FIELD_NUMBER: builtins.int
-    MEMBERID_FIELD_NUMBER: builtins.int
-    ALARM_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    MEMBERID_FIELD_NUMBER: _builtins.int
+    ALARM_FIELD_NUMBER: _builtins.int
     action: Global___AlarmRequest.AlarmAction.ValueType
-    memberID: builtins.int
+    memberID: _builtins.int
     alarm: Global___AlarmType.ValueType
     def __init__(
         self,
         *,
         action: Global___AlarmRequest.AlarmAction.ValueType = ...,
-        memberID: builtins.int = ...,
+        memberID: _builtins.int = ...,
         alarm: Global___AlarmType.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "alarm", b"alarm", "memberID", b"memberID"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "alarm", b"alarm", "memberID", b"memberID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AlarmRequest: typing_extensions.TypeAlias = AlarmRequest
+Global___AlarmRequest: _TypeAlias = AlarmRequest  # noqa: Y015
 
-@typing.final
-class AlarmMember(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AlarmMember(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MEMBERID_FIELD_NUMBER: builtins.int
-    ALARM_FIELD_NUMBER: builtins.int
-    memberID: builtins.int
+    MEMBERID_FIELD_NUMBER: _builtins.int
+    ALARM_FIELD_NUMBER: _builtins.int
+    memberID: _builtins.int
     alarm: Global___AlarmType.ValueType
     def __init__(
         self,
         *,
-        memberID: builtins.int = ...,
+        memberID: _builtins.int = ...,
         alarm: Global___AlarmType.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["alarm", b"alarm", "memberID", b"memberID"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarm", b"alarm", "memberID", b"memberID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AlarmMember: typing_extensions.TypeAlias = AlarmMember
+Global___AlarmMember: _TypeAlias = AlarmMember  # noqa: Y015
 
-@typing.final
-class AlarmResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AlarmResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    ALARMS_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    ALARMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def alarms(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AlarmMember]: ...
+    @_builtins.property
+    def alarms(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlarmMember]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        alarms: collections.abc.Iterable[Global___AlarmMember] | None = ...,
+        alarms: _abc.Iterable[Global___AlarmMember] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AlarmResponse: typing_extensions.TypeAlias = AlarmResponse
+Global___AlarmResponse: _TypeAlias = AlarmResponse  # noqa: Y015
 
-@typing.final
-class StatusRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class StatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StatusRequest: typing_extensions.TypeAlias = StatusRequest
+Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
 
-@typing.final
-class StatusResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class StatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
-    DBSIZE_FIELD_NUMBER: builtins.int
-    LEADER_FIELD_NUMBER: builtins.int
-    RAFTINDEX_FIELD_NUMBER: builtins.int
-    RAFTTERM_FIELD_NUMBER: builtins.int
-    RAFTAPPLIEDINDEX_FIELD_NUMBER: builtins.int
-    ERRORS_FIELD_NUMBER: builtins.int
-    DBSIZEINUSE_FIELD_NUMBER: builtins.int
-    ISLEARNER_FIELD_NUMBER: builtins.int
-    STORAGEVERSION_FIELD_NUMBER: builtins.int
-    DBSIZEQUOTA_FIELD_NUMBER: builtins.int
-    version: builtins.str
-    dbSize: builtins.int
-    leader: builtins.int
-    raftIndex: builtins.int
-    raftTerm: builtins.int
-    raftAppliedIndex: builtins.int
-    dbSizeInUse: builtins.int
-    isLearner: builtins.bool
-    storageVersion: builtins.str
-    dbSizeQuota: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DBSIZE_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    RAFTINDEX_FIELD_NUMBER: _builtins.int
+    RAFTTERM_FIELD_NUMBER: _builtins.int
+    RAFTAPPLIEDINDEX_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    DBSIZEINUSE_FIELD_NUMBER: _builtins.int
+    ISLEARNER_FIELD_NUMBER: _builtins.int
+    STORAGEVERSION_FIELD_NUMBER: _builtins.int
+    DBSIZEQUOTA_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    dbSize: _builtins.int
+    leader: _builtins.int
+    raftIndex: _builtins.int
+    raftTerm: _builtins.int
+    raftAppliedIndex: _builtins.int
+    dbSizeInUse: _builtins.int
+    isLearner: _builtins.bool
+    storageVersion: _builtins.str
+    dbSizeQuota: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
-    @property
-    def errors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        version: builtins.str = ...,
-        dbSize: builtins.int = ...,
-        leader: builtins.int = ...,
-        raftIndex: builtins.int = ...,
-        raftTerm: builtins.int = ...,
-        raftAppliedIndex: builtins.int = ...,
-        errors: collections.abc.Iterable[builtins.str] | None = ...,
-        dbSizeInUse: builtins.int = ...,
-        isLearner: builtins.bool = ...,
-        storageVersion: builtins.str = ...,
-        dbSizeQuota: builtins.int = ...,
+        version: _builtins.str = ...,
+        dbSize: _builtins.int = ...,
+        leader: _builtins.int = ...,
+        raftIndex: _builtins.int = ...,
+        raftTerm: _builtins.int = ...,
+        raftAppliedIndex: _builtins.int = ...,
+        errors: _abc.Iterable[_builtins.str] | None = ...,
+        dbSizeInUse: _builtins.int = ...,
+        isLearner: _builtins.bool = ...,
+        storageVersion: _builtins.str = ...,
+        dbSizeQuota: _builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dbSize", b"dbSize", "dbSizeInUse", b"dbSizeInUse", "dbSizeQuota", b"dbSizeQuota", "errors", b"errors", "header", b"header", "isLearner", b"isLearner", "leader", b"leader", "raftAppliedIndex", b"raftAppliedIndex", "raftIndex", b"raftIndex", "raftTerm", b"raftTerm", "storageVersion", b"storageVersion", "version", b"version"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dbSize", b"dbSize", "dbSizeInUse", b"dbSizeInUse", "dbSizeQuota", b"dbSizeQuota", "errors", b"errors", "header", b"header", "isLearner", b"isLearner", "leader", b"leader", "raftAppliedIndex", b"raftAppliedIndex", "raftIndex", b"raftIndex", "raftTerm", b"raftTerm", "storageVersion", b"storageVersion", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StatusResponse: typing_extensions.TypeAlias = StatusResponse
+Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
-@typing.final
-class DefragmentRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class DefragmentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DefragmentRequest: typing_extensions.TypeAlias = DefragmentRequest
+Global___DefragmentRequest: _TypeAlias = DefragmentRequest  # noqa: Y015
 
-@typing.final
-class DefragmentResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class DefragmentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
-
-Global___DefragmentResponse: typing_extensions.TypeAlias = DefragmentResponse
-
-@typing.final
-class HashRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-Global___HashRequest: typing_extensions.TypeAlias = HashRequest
-
-@typing.final
-class HashResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    HASH_FIELD_NUMBER: builtins.int
-    hash: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-        hash: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["hash", b"hash", "header", b"header"]) -> None: ...
-
-Global___HashResponse: typing_extensions.TypeAlias = HashResponse
-
-@typing.final
-class HashKVRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    REVISION_FIELD_NUMBER: builtins.int
-    revision: builtins.int
-    def __init__(
-        self,
-        *,
-        revision: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
-
-Global___HashKVRequest: typing_extensions.TypeAlias = HashKVRequest
-
-@typing.final
-class HashKVResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    HASH_FIELD_NUMBER: builtins.int
-    COMPACT_REVISION_FIELD_NUMBER: builtins.int
-    HASH_REVISION_FIELD_NUMBER: builtins.int
-    hash: builtins.int
-    compact_revision: builtins.int
-    hash_revision: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-        hash: builtins.int = ...,
-        compact_revision: builtins.int = ...,
-        hash_revision: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["compact_revision", b"compact_revision", "hash", b"hash", "hash_revision", b"hash_revision", "header", b"header"]) -> None: ...
-
-Global___HashKVResponse: typing_extensions.TypeAlias = HashKVResponse
-
-@typing.final
-class SnapshotRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-Global___SnapshotRequest: typing_extensions.TypeAlias = SnapshotRequest
-
-@typing.final
-class SnapshotResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    REMAINING_BYTES_FIELD_NUMBER: builtins.int
-    BLOB_FIELD_NUMBER: builtins.int
-    VERSION_FIELD_NUMBER: builtins.int
-    remaining_bytes: builtins.int
-    blob: builtins.bytes
-    version: builtins.str
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-        remaining_bytes: builtins.int = ...,
-        blob: builtins.bytes = ...,
-        version: builtins.str = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "header", b"header", "remaining_bytes", b"remaining_bytes", "version", b"version"]) -> None: ...
-
-Global___SnapshotResponse: typing_extensions.TypeAlias = SnapshotResponse
-
-@typing.final
-class MoveLeaderRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    TARGETID_FIELD_NUMBER: builtins.int
-    targetID: builtins.int
-    def __init__(
-        self,
-        *,
-        targetID: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["targetID", b"targetID"]) -> None: ...
-
-Global___MoveLeaderRequest: typing_extensions.TypeAlias = MoveLeaderRequest
-
-@typing.final
-class MoveLeaderResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MoveLeaderResponse: typing_extensions.TypeAlias = MoveLeaderResponse
+Global___DefragmentResponse: _TypeAlias = DefragmentResponse  # noqa: Y015
 
-@typing.final
-class AuthEnableRequest(google.protobuf.message.Message):
+@_typing.final
+class HashRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HashRequest: _TypeAlias = HashRequest  # noqa: Y015
+
+@_typing.final
+class HashResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    hash: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        hash: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HashResponse: _TypeAlias = HashResponse  # noqa: Y015
+
+@_typing.final
+class HashKVRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HashKVRequest: _TypeAlias = HashKVRequest  # noqa: Y015
+
+@_typing.final
+class HashKVResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    COMPACT_REVISION_FIELD_NUMBER: _builtins.int
+    HASH_REVISION_FIELD_NUMBER: _builtins.int
+    hash: _builtins.int
+    compact_revision: _builtins.int
+    hash_revision: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        hash: _builtins.int = ...,
+        compact_revision: _builtins.int = ...,
+        hash_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compact_revision", b"compact_revision", "hash", b"hash", "hash_revision", b"hash_revision", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HashKVResponse: _TypeAlias = HashKVResponse  # noqa: Y015
+
+@_typing.final
+class SnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotRequest: _TypeAlias = SnapshotRequest  # noqa: Y015
+
+@_typing.final
+class SnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    REMAINING_BYTES_FIELD_NUMBER: _builtins.int
+    BLOB_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    remaining_bytes: _builtins.int
+    blob: _builtins.bytes
+    version: _builtins.str
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        remaining_bytes: _builtins.int = ...,
+        blob: _builtins.bytes = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "header", b"header", "remaining_bytes", b"remaining_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotResponse: _TypeAlias = SnapshotResponse  # noqa: Y015
+
+@_typing.final
+class MoveLeaderRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGETID_FIELD_NUMBER: _builtins.int
+    targetID: _builtins.int
+    def __init__(
+        self,
+        *,
+        targetID: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["targetID", b"targetID"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveLeaderRequest: _TypeAlias = MoveLeaderRequest  # noqa: Y015
+
+@_typing.final
+class MoveLeaderResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveLeaderResponse: _TypeAlias = MoveLeaderResponse  # noqa: Y015
+
+@_typing.final
+class AuthEnableRequest(_message.Message):
     """---- users and roles"""
 
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthEnableRequest: typing_extensions.TypeAlias = AuthEnableRequest
+Global___AuthEnableRequest: _TypeAlias = AuthEnableRequest  # noqa: Y015
 
-@typing.final
-class AuthEnableResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthEnableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthEnableResponse: typing_extensions.TypeAlias = AuthEnableResponse
+Global___AuthEnableResponse: _TypeAlias = AuthEnableResponse  # noqa: Y015
 
-@typing.final
-class AuthDisableRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthDisableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthDisableRequest: typing_extensions.TypeAlias = AuthDisableRequest
+Global___AuthDisableRequest: _TypeAlias = AuthDisableRequest  # noqa: Y015
 
-@typing.final
-class AuthDisableResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthDisableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthDisableResponse: typing_extensions.TypeAlias = AuthDisableResponse
+Global___AuthDisableResponse: _TypeAlias = AuthDisableResponse  # noqa: Y015
 
-@typing.final
-class AuthStatusRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthStatusRequest: typing_extensions.TypeAlias = AuthStatusRequest
+Global___AuthStatusRequest: _TypeAlias = AuthStatusRequest  # noqa: Y015
 
-@typing.final
-class AuthStatusResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    ENABLED_FIELD_NUMBER: builtins.int
-    AUTHREVISION_FIELD_NUMBER: builtins.int
-    enabled: builtins.bool
-    authRevision: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    ENABLED_FIELD_NUMBER: _builtins.int
+    AUTHREVISION_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    authRevision: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        enabled: builtins.bool = ...,
-        authRevision: builtins.int = ...,
+        enabled: _builtins.bool = ...,
+        authRevision: _builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["authRevision", b"authRevision", "enabled", b"enabled", "header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authRevision", b"authRevision", "enabled", b"enabled", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthStatusResponse: typing_extensions.TypeAlias = AuthStatusResponse
+Global___AuthStatusResponse: _TypeAlias = AuthStatusResponse  # noqa: Y015
 
-@typing.final
-class AuthenticateRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthenticateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    PASSWORD_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    password: builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    PASSWORD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    password: _builtins.str
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        password: builtins.str = ...,
+        name: _builtins.str = ...,
+        password: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "password", b"password"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "password", b"password"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthenticateRequest: typing_extensions.TypeAlias = AuthenticateRequest
+Global___AuthenticateRequest: _TypeAlias = AuthenticateRequest  # noqa: Y015
 
-@typing.final
-class AuthenticateResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthenticateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    TOKEN_FIELD_NUMBER: builtins.int
-    token: builtins.str
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
-        token: builtins.str = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "token", b"token"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthenticateResponse: typing_extensions.TypeAlias = AuthenticateResponse
+Global___AuthenticateResponse: _TypeAlias = AuthenticateResponse  # noqa: Y015
 
-@typing.final
-class AuthUserAddRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserAddRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    PASSWORD_FIELD_NUMBER: builtins.int
-    OPTIONS_FIELD_NUMBER: builtins.int
-    HASHEDPASSWORD_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    password: builtins.str
-    hashedPassword: builtins.str
-    @property
-    def options(self) -> protos.etcd.auth_pb2.UserAddOptions: ...
+    NAME_FIELD_NUMBER: _builtins.int
+    PASSWORD_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    HASHEDPASSWORD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    password: _builtins.str
+    hashedPassword: _builtins.str
+    @_builtins.property
+    def options(self) -> _auth_pb2.UserAddOptions: ...
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        password: builtins.str = ...,
-        options: protos.etcd.auth_pb2.UserAddOptions | None = ...,
-        hashedPassword: builtins.str = ...,
+        name: _builtins.str = ...,
+        password: _builtins.str = ...,
+        options: _auth_pb2.UserAddOptions | None = ...,
+        hashedPassword: _builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["hashedPassword", b"hashedPassword", "name", b"name", "options", b"options", "password", b"password"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashedPassword", b"hashedPassword", "name", b"name", "options", b"options", "password", b"password"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserAddRequest: typing_extensions.TypeAlias = AuthUserAddRequest
+Global___AuthUserAddRequest: _TypeAlias = AuthUserAddRequest  # noqa: Y015
 
-@typing.final
-class AuthUserAddResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserAddResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
-
-Global___AuthUserAddResponse: typing_extensions.TypeAlias = AuthUserAddResponse
-
-@typing.final
-class AuthUserGetRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-Global___AuthUserGetRequest: typing_extensions.TypeAlias = AuthUserGetRequest
-
-@typing.final
-class AuthUserGetResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    ROLES_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    @property
-    def roles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-        roles: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "roles", b"roles"]) -> None: ...
-
-Global___AuthUserGetResponse: typing_extensions.TypeAlias = AuthUserGetResponse
-
-@typing.final
-class AuthUserListRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-Global___AuthUserListRequest: typing_extensions.TypeAlias = AuthUserListRequest
-
-@typing.final
-class AuthUserListResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    USERS_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    @property
-    def users(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-        users: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "users", b"users"]) -> None: ...
-
-Global___AuthUserListResponse: typing_extensions.TypeAlias = AuthUserListResponse
-
-@typing.final
-class AuthUserDeleteRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
-
-Global___AuthUserDeleteRequest: typing_extensions.TypeAlias = AuthUserDeleteRequest
-
-@typing.final
-class AuthUserDeleteResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserDeleteResponse: typing_extensions.TypeAlias = AuthUserDeleteResponse
+Global___AuthUserAddResponse: _TypeAlias = AuthUserAddResponse  # noqa: Y015
 
-@typing.final
-class AuthUserChangePasswordRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserGetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    PASSWORD_FIELD_NUMBER: builtins.int
-    HASHEDPASSWORD_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    password: builtins.str
-    hashedPassword: builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        password: builtins.str = ...,
-        hashedPassword: builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["hashedPassword", b"hashedPassword", "name", b"name", "password", b"password"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserChangePasswordRequest: typing_extensions.TypeAlias = AuthUserChangePasswordRequest
+Global___AuthUserGetRequest: _TypeAlias = AuthUserGetRequest  # noqa: Y015
 
-@typing.final
-class AuthUserChangePasswordResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserGetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthUserGetResponse: _TypeAlias = AuthUserGetResponse  # noqa: Y015
+
+@_typing.final
+class AuthUserListRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthUserListRequest: _TypeAlias = AuthUserListRequest  # noqa: Y015
+
+@_typing.final
+class AuthUserListResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def users(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        users: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthUserListResponse: _TypeAlias = AuthUserListResponse  # noqa: Y015
+
+@_typing.final
+class AuthUserDeleteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthUserDeleteRequest: _TypeAlias = AuthUserDeleteRequest  # noqa: Y015
+
+@_typing.final
+class AuthUserDeleteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserChangePasswordResponse: typing_extensions.TypeAlias = AuthUserChangePasswordResponse
+Global___AuthUserDeleteResponse: _TypeAlias = AuthUserDeleteResponse  # noqa: Y015
 
-@typing.final
-class AuthUserGrantRoleRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserChangePasswordRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    USER_FIELD_NUMBER: builtins.int
-    ROLE_FIELD_NUMBER: builtins.int
-    user: builtins.str
-    role: builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    PASSWORD_FIELD_NUMBER: _builtins.int
+    HASHEDPASSWORD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    password: _builtins.str
+    hashedPassword: _builtins.str
     def __init__(
         self,
         *,
-        user: builtins.str = ...,
-        role: builtins.str = ...,
+        name: _builtins.str = ...,
+        password: _builtins.str = ...,
+        hashedPassword: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["role", b"role", "user", b"user"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashedPassword", b"hashedPassword", "name", b"name", "password", b"password"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserGrantRoleRequest: typing_extensions.TypeAlias = AuthUserGrantRoleRequest
+Global___AuthUserChangePasswordRequest: _TypeAlias = AuthUserChangePasswordRequest  # noqa: Y015
 
-@typing.final
-class AuthUserGrantRoleResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserChangePasswordResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserGrantRoleResponse: typing_extensions.TypeAlias = AuthUserGrantRoleResponse
+Global___AuthUserChangePasswordResponse: _TypeAlias = AuthUserChangePasswordResponse  # noqa: Y015
 
-@typing.final
-class AuthUserRevokeRoleRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserGrantRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    ROLE_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    role: builtins.str
+    USER_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    role: _builtins.str
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        role: builtins.str = ...,
+        user: _builtins.str = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "role", b"role"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserRevokeRoleRequest: typing_extensions.TypeAlias = AuthUserRevokeRoleRequest
+Global___AuthUserGrantRoleRequest: _TypeAlias = AuthUserGrantRoleRequest  # noqa: Y015
 
-@typing.final
-class AuthUserRevokeRoleResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserGrantRoleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthUserRevokeRoleResponse: typing_extensions.TypeAlias = AuthUserRevokeRoleResponse
+Global___AuthUserGrantRoleResponse: _TypeAlias = AuthUserGrantRoleResponse  # noqa: Y015
 
-@typing.final
-class AuthRoleAddRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserRevokeRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    name: builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    role: _builtins.str
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleAddRequest: typing_extensions.TypeAlias = AuthRoleAddRequest
+Global___AuthUserRevokeRoleRequest: _TypeAlias = AuthUserRevokeRoleRequest  # noqa: Y015
 
-@typing.final
-class AuthRoleAddResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthUserRevokeRoleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleAddResponse: typing_extensions.TypeAlias = AuthRoleAddResponse
+Global___AuthUserRevokeRoleResponse: _TypeAlias = AuthUserRevokeRoleResponse  # noqa: Y015
 
-@typing.final
-class AuthRoleGetRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthRoleAddRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ROLE_FIELD_NUMBER: builtins.int
-    role: builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
     def __init__(
         self,
         *,
-        role: builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["role", b"role"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleGetRequest: typing_extensions.TypeAlias = AuthRoleGetRequest
+Global___AuthRoleAddRequest: _TypeAlias = AuthRoleAddRequest  # noqa: Y015
 
-@typing.final
-class AuthRoleGetResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthRoleAddResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    PERM_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    @property
-    def perm(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[protos.etcd.auth_pb2.Permission]: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-        perm: collections.abc.Iterable[protos.etcd.auth_pb2.Permission] | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "perm", b"perm"]) -> None: ...
-
-Global___AuthRoleGetResponse: typing_extensions.TypeAlias = AuthRoleGetResponse
-
-@typing.final
-class AuthRoleListRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-Global___AuthRoleListRequest: typing_extensions.TypeAlias = AuthRoleListRequest
-
-@typing.final
-class AuthRoleListResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    ROLES_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> Global___ResponseHeader: ...
-    @property
-    def roles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
-    def __init__(
-        self,
-        *,
-        header: Global___ResponseHeader | None = ...,
-        roles: collections.abc.Iterable[builtins.str] | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header", "roles", b"roles"]) -> None: ...
-
-Global___AuthRoleListResponse: typing_extensions.TypeAlias = AuthRoleListResponse
-
-@typing.final
-class AuthRoleDeleteRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ROLE_FIELD_NUMBER: builtins.int
-    role: builtins.str
-    def __init__(
-        self,
-        *,
-        role: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["role", b"role"]) -> None: ...
-
-Global___AuthRoleDeleteRequest: typing_extensions.TypeAlias = AuthRoleDeleteRequest
-
-@typing.final
-class AuthRoleDeleteResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleDeleteResponse: typing_extensions.TypeAlias = AuthRoleDeleteResponse
+Global___AuthRoleAddResponse: _TypeAlias = AuthRoleAddResponse  # noqa: Y015
 
-@typing.final
-class AuthRoleGrantPermissionRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthRoleGetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    PERM_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    @property
-    def perm(self) -> protos.etcd.auth_pb2.Permission: ...
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        perm: protos.etcd.auth_pb2.Permission | None = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["perm", b"perm"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "perm", b"perm"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleGrantPermissionRequest: typing_extensions.TypeAlias = AuthRoleGrantPermissionRequest
+Global___AuthRoleGetRequest: _TypeAlias = AuthRoleGetRequest  # noqa: Y015
 
-@typing.final
-class AuthRoleGrantPermissionResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthRoleGetResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    PERM_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def perm(self) -> _containers.RepeatedCompositeFieldContainer[_auth_pb2.Permission]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        perm: _abc.Iterable[_auth_pb2.Permission] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "perm", b"perm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthRoleGetResponse: _TypeAlias = AuthRoleGetResponse  # noqa: Y015
+
+@_typing.final
+class AuthRoleListRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthRoleListRequest: _TypeAlias = AuthRoleListRequest  # noqa: Y015
+
+@_typing.final
+class AuthRoleListResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "roles", b"roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthRoleListResponse: _TypeAlias = AuthRoleListResponse  # noqa: Y015
+
+@_typing.final
+class AuthRoleDeleteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthRoleDeleteRequest: _TypeAlias = AuthRoleDeleteRequest  # noqa: Y015
+
+@_typing.final
+class AuthRoleDeleteResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleGrantPermissionResponse: typing_extensions.TypeAlias = AuthRoleGrantPermissionResponse
+Global___AuthRoleDeleteResponse: _TypeAlias = AuthRoleDeleteResponse  # noqa: Y015
 
-@typing.final
-class AuthRoleRevokePermissionRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthRoleGrantPermissionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ROLE_FIELD_NUMBER: builtins.int
-    KEY_FIELD_NUMBER: builtins.int
-    RANGE_END_FIELD_NUMBER: builtins.int
-    role: builtins.str
-    key: builtins.bytes
-    range_end: builtins.bytes
+    NAME_FIELD_NUMBER: _builtins.int
+    PERM_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def perm(self) -> _auth_pb2.Permission: ...
     def __init__(
         self,
         *,
-        role: builtins.str = ...,
-        key: builtins.bytes = ...,
-        range_end: builtins.bytes = ...,
+        name: _builtins.str = ...,
+        perm: _auth_pb2.Permission | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "range_end", b"range_end", "role", b"role"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["perm", b"perm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "perm", b"perm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleRevokePermissionRequest: typing_extensions.TypeAlias = AuthRoleRevokePermissionRequest
+Global___AuthRoleGrantPermissionRequest: _TypeAlias = AuthRoleGrantPermissionRequest  # noqa: Y015
 
-@typing.final
-class AuthRoleRevokePermissionResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+@_typing.final
+class AuthRoleGrantPermissionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HEADER_FIELD_NUMBER: builtins.int
-    @property
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
     def header(self) -> Global___ResponseHeader: ...
     def __init__(
         self,
         *,
         header: Global___ResponseHeader | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["header", b"header"]) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuthRoleRevokePermissionResponse: typing_extensions.TypeAlias = AuthRoleRevokePermissionResponse
+Global___AuthRoleGrantPermissionResponse: _TypeAlias = AuthRoleGrantPermissionResponse  # noqa: Y015
+
+@_typing.final
+class AuthRoleRevokePermissionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    key: _builtins.bytes
+    range_end: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        key: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "range_end", b"range_end", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthRoleRevokePermissionRequest: _TypeAlias = AuthRoleRevokePermissionRequest  # noqa: Y015
+
+@_typing.final
+class AuthRoleRevokePermissionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___ResponseHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthRoleRevokePermissionResponse: _TypeAlias = AuthRoleRevokePermissionResponse  # noqa: Y015

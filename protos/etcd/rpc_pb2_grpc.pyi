@@ -3,1594 +3,463 @@
 isort:skip_file
 The wire format of etcd (Apache-2.0, the etcd authors); see LICENSE-NOTE."""
 
-import abc
-import collections.abc
-import grpc
-import grpc.aio
-import protos.etcd.rpc_pb2
+from collections import abc as _abc
+from grpc import aio as _aio
+from protos.etcd import rpc_pb2 as _rpc_pb2
+import abc as _abc_1
+import grpc as _grpc
 import sys
-import typing
+import typing as _typing
 
-if sys.version_info >= (3, 13):
-    import typing as typing_extensions
+if sys.version_info >= (3, 11):
+    from typing import Self as _Self
 else:
-    import typing_extensions
+    from typing_extensions import Self as _Self
 
-_T = typing.TypeVar("_T")
+_T = _typing.TypeVar("_T")
 
-class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Iterator[_T], metaclass=abc.ABCMeta): ...
+class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
 
-class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
+class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
-_KVRangeType = typing_extensions.TypeVar(
-    '_KVRangeType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.RangeRequest,
-        protos.etcd.rpc_pb2.RangeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.RangeRequest,
-        protos.etcd.rpc_pb2.RangeResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.RangeRequest,
-        protos.etcd.rpc_pb2.RangeResponse,
-    ],
-)
 
-_KVPutType = typing_extensions.TypeVar(
-    '_KVPutType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.PutRequest,
-        protos.etcd.rpc_pb2.PutResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.PutRequest,
-        protos.etcd.rpc_pb2.PutResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.PutRequest,
-        protos.etcd.rpc_pb2.PutResponse,
-    ],
-)
+class KVStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> KVAsyncStub: ...
+    Range: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.RangeRequest, _rpc_pb2.RangeResponse]
+    Put: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.PutRequest, _rpc_pb2.PutResponse]
+    DeleteRange: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.DeleteRangeRequest, _rpc_pb2.DeleteRangeResponse]
+    Txn: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.TxnRequest, _rpc_pb2.TxnResponse]
+    Compact: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.CompactionRequest, _rpc_pb2.CompactionResponse]
 
-_KVDeleteRangeType = typing_extensions.TypeVar(
-    '_KVDeleteRangeType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DeleteRangeRequest,
-        protos.etcd.rpc_pb2.DeleteRangeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DeleteRangeRequest,
-        protos.etcd.rpc_pb2.DeleteRangeResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DeleteRangeRequest,
-        protos.etcd.rpc_pb2.DeleteRangeResponse,
-    ],
-)
+@_typing.type_check_only
+class KVAsyncStub(KVStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Range: _aio.UnaryUnaryMultiCallable[_rpc_pb2.RangeRequest, _rpc_pb2.RangeResponse]  # type: ignore[assignment]
+    Put: _aio.UnaryUnaryMultiCallable[_rpc_pb2.PutRequest, _rpc_pb2.PutResponse]  # type: ignore[assignment]
+    DeleteRange: _aio.UnaryUnaryMultiCallable[_rpc_pb2.DeleteRangeRequest, _rpc_pb2.DeleteRangeResponse]  # type: ignore[assignment]
+    Txn: _aio.UnaryUnaryMultiCallable[_rpc_pb2.TxnRequest, _rpc_pb2.TxnResponse]  # type: ignore[assignment]
+    Compact: _aio.UnaryUnaryMultiCallable[_rpc_pb2.CompactionRequest, _rpc_pb2.CompactionResponse]  # type: ignore[assignment]
 
-_KVTxnType = typing_extensions.TypeVar(
-    '_KVTxnType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.TxnRequest,
-        protos.etcd.rpc_pb2.TxnResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.TxnRequest,
-        protos.etcd.rpc_pb2.TxnResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.TxnRequest,
-        protos.etcd.rpc_pb2.TxnResponse,
-    ],
-)
-
-_KVCompactType = typing_extensions.TypeVar(
-    '_KVCompactType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.CompactionRequest,
-        protos.etcd.rpc_pb2.CompactionResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.CompactionRequest,
-        protos.etcd.rpc_pb2.CompactionResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.CompactionRequest,
-        protos.etcd.rpc_pb2.CompactionResponse,
-    ],
-)
-
-class KVStub(typing.Generic[_KVRangeType, _KVPutType, _KVDeleteRangeType, _KVTxnType, _KVCompactType]):
-    @typing.overload
-    def __init__(self: KVStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.RangeRequest,
-            protos.etcd.rpc_pb2.RangeResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.PutRequest,
-            protos.etcd.rpc_pb2.PutResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.DeleteRangeRequest,
-            protos.etcd.rpc_pb2.DeleteRangeResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.TxnRequest,
-            protos.etcd.rpc_pb2.TxnResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.CompactionRequest,
-            protos.etcd.rpc_pb2.CompactionResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: KVStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.RangeRequest,
-            protos.etcd.rpc_pb2.RangeResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.PutRequest,
-            protos.etcd.rpc_pb2.PutResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.DeleteRangeRequest,
-            protos.etcd.rpc_pb2.DeleteRangeResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.TxnRequest,
-            protos.etcd.rpc_pb2.TxnResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.CompactionRequest,
-            protos.etcd.rpc_pb2.CompactionResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    Range: _KVRangeType
-
-    Put: _KVPutType
-
-    DeleteRange: _KVDeleteRangeType
-
-    Txn: _KVTxnType
-
-    Compact: _KVCompactType
-
-KVAsyncStub: typing_extensions.TypeAlias = KVStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.RangeRequest,
-        protos.etcd.rpc_pb2.RangeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.PutRequest,
-        protos.etcd.rpc_pb2.PutResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DeleteRangeRequest,
-        protos.etcd.rpc_pb2.DeleteRangeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.TxnRequest,
-        protos.etcd.rpc_pb2.TxnResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.CompactionRequest,
-        protos.etcd.rpc_pb2.CompactionResponse,
-    ],
-]
-
-class KVServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class KVServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def Range(
         self,
-        request: protos.etcd.rpc_pb2.RangeRequest,
+        request: _rpc_pb2.RangeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.RangeResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.RangeResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.RangeResponse, _abc.Awaitable[_rpc_pb2.RangeResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Put(
         self,
-        request: protos.etcd.rpc_pb2.PutRequest,
+        request: _rpc_pb2.PutRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.PutResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.PutResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.PutResponse, _abc.Awaitable[_rpc_pb2.PutResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def DeleteRange(
         self,
-        request: protos.etcd.rpc_pb2.DeleteRangeRequest,
+        request: _rpc_pb2.DeleteRangeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.DeleteRangeResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.DeleteRangeResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.DeleteRangeResponse, _abc.Awaitable[_rpc_pb2.DeleteRangeResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Txn(
         self,
-        request: protos.etcd.rpc_pb2.TxnRequest,
+        request: _rpc_pb2.TxnRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.TxnResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.TxnResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.TxnResponse, _abc.Awaitable[_rpc_pb2.TxnResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Compact(
         self,
-        request: protos.etcd.rpc_pb2.CompactionRequest,
+        request: _rpc_pb2.CompactionRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.CompactionResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.CompactionResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.CompactionResponse, _abc.Awaitable[_rpc_pb2.CompactionResponse]]: ...
 
-def add_KVServicer_to_server(servicer: KVServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_KVServicer_to_server(servicer: KVServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
-_WatchWatchType = typing_extensions.TypeVar(
-    '_WatchWatchType',
-    grpc.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.WatchRequest,
-        protos.etcd.rpc_pb2.WatchResponse,
-    ],
-    grpc.aio.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.WatchRequest,
-        protos.etcd.rpc_pb2.WatchResponse,
-    ],
-    default=grpc.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.WatchRequest,
-        protos.etcd.rpc_pb2.WatchResponse,
-    ],
-)
+class WatchStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> WatchAsyncStub: ...
+    Watch: _grpc.StreamStreamMultiCallable[_rpc_pb2.WatchRequest, _rpc_pb2.WatchResponse]
 
-class WatchStub(typing.Generic[_WatchWatchType]):
-    @typing.overload
-    def __init__(self: WatchStub[
-        grpc.StreamStreamMultiCallable[
-            protos.etcd.rpc_pb2.WatchRequest,
-            protos.etcd.rpc_pb2.WatchResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
+@_typing.type_check_only
+class WatchAsyncStub(WatchStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Watch: _aio.StreamStreamMultiCallable[_rpc_pb2.WatchRequest, _rpc_pb2.WatchResponse]  # type: ignore[assignment]
 
-    @typing.overload
-    def __init__(self: WatchStub[
-        grpc.aio.StreamStreamMultiCallable[
-            protos.etcd.rpc_pb2.WatchRequest,
-            protos.etcd.rpc_pb2.WatchResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    Watch: _WatchWatchType
-
-WatchAsyncStub: typing_extensions.TypeAlias = WatchStub[
-    grpc.aio.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.WatchRequest,
-        protos.etcd.rpc_pb2.WatchResponse,
-    ],
-]
-
-class WatchServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class WatchServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def Watch(
         self,
-        request_iterator: _MaybeAsyncIterator[protos.etcd.rpc_pb2.WatchRequest],
+        request_iterator: _MaybeAsyncIterator[_rpc_pb2.WatchRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.etcd.rpc_pb2.WatchResponse], collections.abc.AsyncIterator[protos.etcd.rpc_pb2.WatchResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_rpc_pb2.WatchResponse], _abc.AsyncIterator[_rpc_pb2.WatchResponse]]: ...
 
-def add_WatchServicer_to_server(servicer: WatchServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_WatchServicer_to_server(servicer: WatchServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
-_LeaseLeaseGrantType = typing_extensions.TypeVar(
-    '_LeaseLeaseGrantType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseGrantRequest,
-        protos.etcd.rpc_pb2.LeaseGrantResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseGrantRequest,
-        protos.etcd.rpc_pb2.LeaseGrantResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseGrantRequest,
-        protos.etcd.rpc_pb2.LeaseGrantResponse,
-    ],
-)
+class LeaseStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> LeaseAsyncStub: ...
+    LeaseGrant: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.LeaseGrantRequest, _rpc_pb2.LeaseGrantResponse]
+    LeaseRevoke: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.LeaseRevokeRequest, _rpc_pb2.LeaseRevokeResponse]
+    LeaseKeepAlive: _grpc.StreamStreamMultiCallable[_rpc_pb2.LeaseKeepAliveRequest, _rpc_pb2.LeaseKeepAliveResponse]
+    LeaseTimeToLive: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.LeaseTimeToLiveRequest, _rpc_pb2.LeaseTimeToLiveResponse]
+    LeaseLeases: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.LeaseLeasesRequest, _rpc_pb2.LeaseLeasesResponse]
 
-_LeaseLeaseRevokeType = typing_extensions.TypeVar(
-    '_LeaseLeaseRevokeType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseRevokeRequest,
-        protos.etcd.rpc_pb2.LeaseRevokeResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseRevokeRequest,
-        protos.etcd.rpc_pb2.LeaseRevokeResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseRevokeRequest,
-        protos.etcd.rpc_pb2.LeaseRevokeResponse,
-    ],
-)
+@_typing.type_check_only
+class LeaseAsyncStub(LeaseStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    LeaseGrant: _aio.UnaryUnaryMultiCallable[_rpc_pb2.LeaseGrantRequest, _rpc_pb2.LeaseGrantResponse]  # type: ignore[assignment]
+    LeaseRevoke: _aio.UnaryUnaryMultiCallable[_rpc_pb2.LeaseRevokeRequest, _rpc_pb2.LeaseRevokeResponse]  # type: ignore[assignment]
+    LeaseKeepAlive: _aio.StreamStreamMultiCallable[_rpc_pb2.LeaseKeepAliveRequest, _rpc_pb2.LeaseKeepAliveResponse]  # type: ignore[assignment]
+    LeaseTimeToLive: _aio.UnaryUnaryMultiCallable[_rpc_pb2.LeaseTimeToLiveRequest, _rpc_pb2.LeaseTimeToLiveResponse]  # type: ignore[assignment]
+    LeaseLeases: _aio.UnaryUnaryMultiCallable[_rpc_pb2.LeaseLeasesRequest, _rpc_pb2.LeaseLeasesResponse]  # type: ignore[assignment]
 
-_LeaseLeaseKeepAliveType = typing_extensions.TypeVar(
-    '_LeaseLeaseKeepAliveType',
-    grpc.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.LeaseKeepAliveRequest,
-        protos.etcd.rpc_pb2.LeaseKeepAliveResponse,
-    ],
-    grpc.aio.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.LeaseKeepAliveRequest,
-        protos.etcd.rpc_pb2.LeaseKeepAliveResponse,
-    ],
-    default=grpc.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.LeaseKeepAliveRequest,
-        protos.etcd.rpc_pb2.LeaseKeepAliveResponse,
-    ],
-)
-
-_LeaseLeaseTimeToLiveType = typing_extensions.TypeVar(
-    '_LeaseLeaseTimeToLiveType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseTimeToLiveRequest,
-        protos.etcd.rpc_pb2.LeaseTimeToLiveResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseTimeToLiveRequest,
-        protos.etcd.rpc_pb2.LeaseTimeToLiveResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseTimeToLiveRequest,
-        protos.etcd.rpc_pb2.LeaseTimeToLiveResponse,
-    ],
-)
-
-_LeaseLeaseLeasesType = typing_extensions.TypeVar(
-    '_LeaseLeaseLeasesType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseLeasesRequest,
-        protos.etcd.rpc_pb2.LeaseLeasesResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseLeasesRequest,
-        protos.etcd.rpc_pb2.LeaseLeasesResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseLeasesRequest,
-        protos.etcd.rpc_pb2.LeaseLeasesResponse,
-    ],
-)
-
-class LeaseStub(typing.Generic[_LeaseLeaseGrantType, _LeaseLeaseRevokeType, _LeaseLeaseKeepAliveType, _LeaseLeaseTimeToLiveType, _LeaseLeaseLeasesType]):
-    @typing.overload
-    def __init__(self: LeaseStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseGrantRequest,
-            protos.etcd.rpc_pb2.LeaseGrantResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseRevokeRequest,
-            protos.etcd.rpc_pb2.LeaseRevokeResponse,
-        ],
-        grpc.StreamStreamMultiCallable[
-            protos.etcd.rpc_pb2.LeaseKeepAliveRequest,
-            protos.etcd.rpc_pb2.LeaseKeepAliveResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseTimeToLiveRequest,
-            protos.etcd.rpc_pb2.LeaseTimeToLiveResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseLeasesRequest,
-            protos.etcd.rpc_pb2.LeaseLeasesResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: LeaseStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseGrantRequest,
-            protos.etcd.rpc_pb2.LeaseGrantResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseRevokeRequest,
-            protos.etcd.rpc_pb2.LeaseRevokeResponse,
-        ],
-        grpc.aio.StreamStreamMultiCallable[
-            protos.etcd.rpc_pb2.LeaseKeepAliveRequest,
-            protos.etcd.rpc_pb2.LeaseKeepAliveResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseTimeToLiveRequest,
-            protos.etcd.rpc_pb2.LeaseTimeToLiveResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.LeaseLeasesRequest,
-            protos.etcd.rpc_pb2.LeaseLeasesResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    LeaseGrant: _LeaseLeaseGrantType
-
-    LeaseRevoke: _LeaseLeaseRevokeType
-
-    LeaseKeepAlive: _LeaseLeaseKeepAliveType
-
-    LeaseTimeToLive: _LeaseLeaseTimeToLiveType
-
-    LeaseLeases: _LeaseLeaseLeasesType
-
-LeaseAsyncStub: typing_extensions.TypeAlias = LeaseStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseGrantRequest,
-        protos.etcd.rpc_pb2.LeaseGrantResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseRevokeRequest,
-        protos.etcd.rpc_pb2.LeaseRevokeResponse,
-    ],
-    grpc.aio.StreamStreamMultiCallable[
-        protos.etcd.rpc_pb2.LeaseKeepAliveRequest,
-        protos.etcd.rpc_pb2.LeaseKeepAliveResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseTimeToLiveRequest,
-        protos.etcd.rpc_pb2.LeaseTimeToLiveResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.LeaseLeasesRequest,
-        protos.etcd.rpc_pb2.LeaseLeasesResponse,
-    ],
-]
-
-class LeaseServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class LeaseServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def LeaseGrant(
         self,
-        request: protos.etcd.rpc_pb2.LeaseGrantRequest,
+        request: _rpc_pb2.LeaseGrantRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.LeaseGrantResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.LeaseGrantResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.LeaseGrantResponse, _abc.Awaitable[_rpc_pb2.LeaseGrantResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def LeaseRevoke(
         self,
-        request: protos.etcd.rpc_pb2.LeaseRevokeRequest,
+        request: _rpc_pb2.LeaseRevokeRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.LeaseRevokeResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.LeaseRevokeResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.LeaseRevokeResponse, _abc.Awaitable[_rpc_pb2.LeaseRevokeResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def LeaseKeepAlive(
         self,
-        request_iterator: _MaybeAsyncIterator[protos.etcd.rpc_pb2.LeaseKeepAliveRequest],
+        request_iterator: _MaybeAsyncIterator[_rpc_pb2.LeaseKeepAliveRequest],
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.etcd.rpc_pb2.LeaseKeepAliveResponse], collections.abc.AsyncIterator[protos.etcd.rpc_pb2.LeaseKeepAliveResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_rpc_pb2.LeaseKeepAliveResponse], _abc.AsyncIterator[_rpc_pb2.LeaseKeepAliveResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def LeaseTimeToLive(
         self,
-        request: protos.etcd.rpc_pb2.LeaseTimeToLiveRequest,
+        request: _rpc_pb2.LeaseTimeToLiveRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.LeaseTimeToLiveResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.LeaseTimeToLiveResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.LeaseTimeToLiveResponse, _abc.Awaitable[_rpc_pb2.LeaseTimeToLiveResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def LeaseLeases(
         self,
-        request: protos.etcd.rpc_pb2.LeaseLeasesRequest,
+        request: _rpc_pb2.LeaseLeasesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.LeaseLeasesResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.LeaseLeasesResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.LeaseLeasesResponse, _abc.Awaitable[_rpc_pb2.LeaseLeasesResponse]]: ...
 
-def add_LeaseServicer_to_server(servicer: LeaseServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_LeaseServicer_to_server(servicer: LeaseServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
-_ClusterMemberAddType = typing_extensions.TypeVar(
-    '_ClusterMemberAddType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberAddRequest,
-        protos.etcd.rpc_pb2.MemberAddResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberAddRequest,
-        protos.etcd.rpc_pb2.MemberAddResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberAddRequest,
-        protos.etcd.rpc_pb2.MemberAddResponse,
-    ],
-)
+class ClusterStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ClusterAsyncStub: ...
+    MemberAdd: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberAddRequest, _rpc_pb2.MemberAddResponse]
+    MemberRemove: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberRemoveRequest, _rpc_pb2.MemberRemoveResponse]
+    MemberUpdate: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberUpdateRequest, _rpc_pb2.MemberUpdateResponse]
+    MemberList: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberListRequest, _rpc_pb2.MemberListResponse]
+    MemberPromote: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MemberPromoteRequest, _rpc_pb2.MemberPromoteResponse]
 
-_ClusterMemberRemoveType = typing_extensions.TypeVar(
-    '_ClusterMemberRemoveType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberRemoveRequest,
-        protos.etcd.rpc_pb2.MemberRemoveResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberRemoveRequest,
-        protos.etcd.rpc_pb2.MemberRemoveResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberRemoveRequest,
-        protos.etcd.rpc_pb2.MemberRemoveResponse,
-    ],
-)
+@_typing.type_check_only
+class ClusterAsyncStub(ClusterStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    MemberAdd: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberAddRequest, _rpc_pb2.MemberAddResponse]  # type: ignore[assignment]
+    MemberRemove: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberRemoveRequest, _rpc_pb2.MemberRemoveResponse]  # type: ignore[assignment]
+    MemberUpdate: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberUpdateRequest, _rpc_pb2.MemberUpdateResponse]  # type: ignore[assignment]
+    MemberList: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberListRequest, _rpc_pb2.MemberListResponse]  # type: ignore[assignment]
+    MemberPromote: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MemberPromoteRequest, _rpc_pb2.MemberPromoteResponse]  # type: ignore[assignment]
 
-_ClusterMemberUpdateType = typing_extensions.TypeVar(
-    '_ClusterMemberUpdateType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberUpdateRequest,
-        protos.etcd.rpc_pb2.MemberUpdateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberUpdateRequest,
-        protos.etcd.rpc_pb2.MemberUpdateResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberUpdateRequest,
-        protos.etcd.rpc_pb2.MemberUpdateResponse,
-    ],
-)
-
-_ClusterMemberListType = typing_extensions.TypeVar(
-    '_ClusterMemberListType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberListRequest,
-        protos.etcd.rpc_pb2.MemberListResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberListRequest,
-        protos.etcd.rpc_pb2.MemberListResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberListRequest,
-        protos.etcd.rpc_pb2.MemberListResponse,
-    ],
-)
-
-_ClusterMemberPromoteType = typing_extensions.TypeVar(
-    '_ClusterMemberPromoteType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberPromoteRequest,
-        protos.etcd.rpc_pb2.MemberPromoteResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberPromoteRequest,
-        protos.etcd.rpc_pb2.MemberPromoteResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberPromoteRequest,
-        protos.etcd.rpc_pb2.MemberPromoteResponse,
-    ],
-)
-
-class ClusterStub(typing.Generic[_ClusterMemberAddType, _ClusterMemberRemoveType, _ClusterMemberUpdateType, _ClusterMemberListType, _ClusterMemberPromoteType]):
-    @typing.overload
-    def __init__(self: ClusterStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberAddRequest,
-            protos.etcd.rpc_pb2.MemberAddResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberRemoveRequest,
-            protos.etcd.rpc_pb2.MemberRemoveResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberUpdateRequest,
-            protos.etcd.rpc_pb2.MemberUpdateResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberListRequest,
-            protos.etcd.rpc_pb2.MemberListResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberPromoteRequest,
-            protos.etcd.rpc_pb2.MemberPromoteResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: ClusterStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberAddRequest,
-            protos.etcd.rpc_pb2.MemberAddResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberRemoveRequest,
-            protos.etcd.rpc_pb2.MemberRemoveResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberUpdateRequest,
-            protos.etcd.rpc_pb2.MemberUpdateResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberListRequest,
-            protos.etcd.rpc_pb2.MemberListResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MemberPromoteRequest,
-            protos.etcd.rpc_pb2.MemberPromoteResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    MemberAdd: _ClusterMemberAddType
-
-    MemberRemove: _ClusterMemberRemoveType
-
-    MemberUpdate: _ClusterMemberUpdateType
-
-    MemberList: _ClusterMemberListType
-
-    MemberPromote: _ClusterMemberPromoteType
-
-ClusterAsyncStub: typing_extensions.TypeAlias = ClusterStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberAddRequest,
-        protos.etcd.rpc_pb2.MemberAddResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberRemoveRequest,
-        protos.etcd.rpc_pb2.MemberRemoveResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberUpdateRequest,
-        protos.etcd.rpc_pb2.MemberUpdateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberListRequest,
-        protos.etcd.rpc_pb2.MemberListResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MemberPromoteRequest,
-        protos.etcd.rpc_pb2.MemberPromoteResponse,
-    ],
-]
-
-class ClusterServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class ClusterServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def MemberAdd(
         self,
-        request: protos.etcd.rpc_pb2.MemberAddRequest,
+        request: _rpc_pb2.MemberAddRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.MemberAddResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.MemberAddResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.MemberAddResponse, _abc.Awaitable[_rpc_pb2.MemberAddResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def MemberRemove(
         self,
-        request: protos.etcd.rpc_pb2.MemberRemoveRequest,
+        request: _rpc_pb2.MemberRemoveRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.MemberRemoveResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.MemberRemoveResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.MemberRemoveResponse, _abc.Awaitable[_rpc_pb2.MemberRemoveResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def MemberUpdate(
         self,
-        request: protos.etcd.rpc_pb2.MemberUpdateRequest,
+        request: _rpc_pb2.MemberUpdateRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.MemberUpdateResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.MemberUpdateResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.MemberUpdateResponse, _abc.Awaitable[_rpc_pb2.MemberUpdateResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def MemberList(
         self,
-        request: protos.etcd.rpc_pb2.MemberListRequest,
+        request: _rpc_pb2.MemberListRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.MemberListResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.MemberListResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.MemberListResponse, _abc.Awaitable[_rpc_pb2.MemberListResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def MemberPromote(
         self,
-        request: protos.etcd.rpc_pb2.MemberPromoteRequest,
+        request: _rpc_pb2.MemberPromoteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.MemberPromoteResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.MemberPromoteResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.MemberPromoteResponse, _abc.Awaitable[_rpc_pb2.MemberPromoteResponse]]: ...
 
-def add_ClusterServicer_to_server(servicer: ClusterServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_ClusterServicer_to_server(servicer: ClusterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
-_MaintenanceAlarmType = typing_extensions.TypeVar(
-    '_MaintenanceAlarmType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AlarmRequest,
-        protos.etcd.rpc_pb2.AlarmResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AlarmRequest,
-        protos.etcd.rpc_pb2.AlarmResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AlarmRequest,
-        protos.etcd.rpc_pb2.AlarmResponse,
-    ],
-)
+class MaintenanceStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> MaintenanceAsyncStub: ...
+    Alarm: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AlarmRequest, _rpc_pb2.AlarmResponse]
+    Status: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.StatusRequest, _rpc_pb2.StatusResponse]
+    Defragment: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.DefragmentRequest, _rpc_pb2.DefragmentResponse]
+    Hash: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.HashRequest, _rpc_pb2.HashResponse]
+    HashKV: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.HashKVRequest, _rpc_pb2.HashKVResponse]
+    Snapshot: _grpc.UnaryStreamMultiCallable[_rpc_pb2.SnapshotRequest, _rpc_pb2.SnapshotResponse]
+    MoveLeader: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.MoveLeaderRequest, _rpc_pb2.MoveLeaderResponse]
 
-_MaintenanceStatusType = typing_extensions.TypeVar(
-    '_MaintenanceStatusType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.StatusRequest,
-        protos.etcd.rpc_pb2.StatusResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.StatusRequest,
-        protos.etcd.rpc_pb2.StatusResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.StatusRequest,
-        protos.etcd.rpc_pb2.StatusResponse,
-    ],
-)
+@_typing.type_check_only
+class MaintenanceAsyncStub(MaintenanceStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Alarm: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AlarmRequest, _rpc_pb2.AlarmResponse]  # type: ignore[assignment]
+    Status: _aio.UnaryUnaryMultiCallable[_rpc_pb2.StatusRequest, _rpc_pb2.StatusResponse]  # type: ignore[assignment]
+    Defragment: _aio.UnaryUnaryMultiCallable[_rpc_pb2.DefragmentRequest, _rpc_pb2.DefragmentResponse]  # type: ignore[assignment]
+    Hash: _aio.UnaryUnaryMultiCallable[_rpc_pb2.HashRequest, _rpc_pb2.HashResponse]  # type: ignore[assignment]
+    HashKV: _aio.UnaryUnaryMultiCallable[_rpc_pb2.HashKVRequest, _rpc_pb2.HashKVResponse]  # type: ignore[assignment]
+    Snapshot: _aio.UnaryStreamMultiCallable[_rpc_pb2.SnapshotRequest, _rpc_pb2.SnapshotResponse]  # type: ignore[assignment]
+    MoveLeader: _aio.UnaryUnaryMultiCallable[_rpc_pb2.MoveLeaderRequest, _rpc_pb2.MoveLeaderResponse]  # type: ignore[assignment]
 
-_MaintenanceDefragmentType = typing_extensions.TypeVar(
-    '_MaintenanceDefragmentType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DefragmentRequest,
-        protos.etcd.rpc_pb2.DefragmentResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DefragmentRequest,
-        protos.etcd.rpc_pb2.DefragmentResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DefragmentRequest,
-        protos.etcd.rpc_pb2.DefragmentResponse,
-    ],
-)
-
-_MaintenanceHashType = typing_extensions.TypeVar(
-    '_MaintenanceHashType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashRequest,
-        protos.etcd.rpc_pb2.HashResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashRequest,
-        protos.etcd.rpc_pb2.HashResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashRequest,
-        protos.etcd.rpc_pb2.HashResponse,
-    ],
-)
-
-_MaintenanceHashKVType = typing_extensions.TypeVar(
-    '_MaintenanceHashKVType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashKVRequest,
-        protos.etcd.rpc_pb2.HashKVResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashKVRequest,
-        protos.etcd.rpc_pb2.HashKVResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashKVRequest,
-        protos.etcd.rpc_pb2.HashKVResponse,
-    ],
-)
-
-_MaintenanceSnapshotType = typing_extensions.TypeVar(
-    '_MaintenanceSnapshotType',
-    grpc.UnaryStreamMultiCallable[
-        protos.etcd.rpc_pb2.SnapshotRequest,
-        protos.etcd.rpc_pb2.SnapshotResponse,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        protos.etcd.rpc_pb2.SnapshotRequest,
-        protos.etcd.rpc_pb2.SnapshotResponse,
-    ],
-    default=grpc.UnaryStreamMultiCallable[
-        protos.etcd.rpc_pb2.SnapshotRequest,
-        protos.etcd.rpc_pb2.SnapshotResponse,
-    ],
-)
-
-_MaintenanceMoveLeaderType = typing_extensions.TypeVar(
-    '_MaintenanceMoveLeaderType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MoveLeaderRequest,
-        protos.etcd.rpc_pb2.MoveLeaderResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MoveLeaderRequest,
-        protos.etcd.rpc_pb2.MoveLeaderResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MoveLeaderRequest,
-        protos.etcd.rpc_pb2.MoveLeaderResponse,
-    ],
-)
-
-class MaintenanceStub(typing.Generic[_MaintenanceAlarmType, _MaintenanceStatusType, _MaintenanceDefragmentType, _MaintenanceHashType, _MaintenanceHashKVType, _MaintenanceSnapshotType, _MaintenanceMoveLeaderType]):
-    @typing.overload
-    def __init__(self: MaintenanceStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AlarmRequest,
-            protos.etcd.rpc_pb2.AlarmResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.StatusRequest,
-            protos.etcd.rpc_pb2.StatusResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.DefragmentRequest,
-            protos.etcd.rpc_pb2.DefragmentResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.HashRequest,
-            protos.etcd.rpc_pb2.HashResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.HashKVRequest,
-            protos.etcd.rpc_pb2.HashKVResponse,
-        ],
-        grpc.UnaryStreamMultiCallable[
-            protos.etcd.rpc_pb2.SnapshotRequest,
-            protos.etcd.rpc_pb2.SnapshotResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MoveLeaderRequest,
-            protos.etcd.rpc_pb2.MoveLeaderResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: MaintenanceStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AlarmRequest,
-            protos.etcd.rpc_pb2.AlarmResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.StatusRequest,
-            protos.etcd.rpc_pb2.StatusResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.DefragmentRequest,
-            protos.etcd.rpc_pb2.DefragmentResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.HashRequest,
-            protos.etcd.rpc_pb2.HashResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.HashKVRequest,
-            protos.etcd.rpc_pb2.HashKVResponse,
-        ],
-        grpc.aio.UnaryStreamMultiCallable[
-            protos.etcd.rpc_pb2.SnapshotRequest,
-            protos.etcd.rpc_pb2.SnapshotResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.MoveLeaderRequest,
-            protos.etcd.rpc_pb2.MoveLeaderResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    Alarm: _MaintenanceAlarmType
-
-    Status: _MaintenanceStatusType
-
-    Defragment: _MaintenanceDefragmentType
-
-    Hash: _MaintenanceHashType
-
-    HashKV: _MaintenanceHashKVType
-
-    Snapshot: _MaintenanceSnapshotType
-
-    MoveLeader: _MaintenanceMoveLeaderType
-
-MaintenanceAsyncStub: typing_extensions.TypeAlias = MaintenanceStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AlarmRequest,
-        protos.etcd.rpc_pb2.AlarmResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.StatusRequest,
-        protos.etcd.rpc_pb2.StatusResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.DefragmentRequest,
-        protos.etcd.rpc_pb2.DefragmentResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashRequest,
-        protos.etcd.rpc_pb2.HashResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.HashKVRequest,
-        protos.etcd.rpc_pb2.HashKVResponse,
-    ],
-    grpc.aio.UnaryStreamMultiCallable[
-        protos.etcd.rpc_pb2.SnapshotRequest,
-        protos.etcd.rpc_pb2.SnapshotResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.MoveLeaderRequest,
-        protos.etcd.rpc_pb2.MoveLeaderResponse,
-    ],
-]
-
-class MaintenanceServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class MaintenanceServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def Alarm(
         self,
-        request: protos.etcd.rpc_pb2.AlarmRequest,
+        request: _rpc_pb2.AlarmRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AlarmResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AlarmResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AlarmResponse, _abc.Awaitable[_rpc_pb2.AlarmResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Status(
         self,
-        request: protos.etcd.rpc_pb2.StatusRequest,
+        request: _rpc_pb2.StatusRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.StatusResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.StatusResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.StatusResponse, _abc.Awaitable[_rpc_pb2.StatusResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Defragment(
         self,
-        request: protos.etcd.rpc_pb2.DefragmentRequest,
+        request: _rpc_pb2.DefragmentRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.DefragmentResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.DefragmentResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.DefragmentResponse, _abc.Awaitable[_rpc_pb2.DefragmentResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Hash(
         self,
-        request: protos.etcd.rpc_pb2.HashRequest,
+        request: _rpc_pb2.HashRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.HashResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.HashResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.HashResponse, _abc.Awaitable[_rpc_pb2.HashResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def HashKV(
         self,
-        request: protos.etcd.rpc_pb2.HashKVRequest,
+        request: _rpc_pb2.HashKVRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.HashKVResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.HashKVResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.HashKVResponse, _abc.Awaitable[_rpc_pb2.HashKVResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Snapshot(
         self,
-        request: protos.etcd.rpc_pb2.SnapshotRequest,
+        request: _rpc_pb2.SnapshotRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[protos.etcd.rpc_pb2.SnapshotResponse], collections.abc.AsyncIterator[protos.etcd.rpc_pb2.SnapshotResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_rpc_pb2.SnapshotResponse], _abc.AsyncIterator[_rpc_pb2.SnapshotResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def MoveLeader(
         self,
-        request: protos.etcd.rpc_pb2.MoveLeaderRequest,
+        request: _rpc_pb2.MoveLeaderRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.MoveLeaderResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.MoveLeaderResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.MoveLeaderResponse, _abc.Awaitable[_rpc_pb2.MoveLeaderResponse]]: ...
 
-def add_MaintenanceServicer_to_server(servicer: MaintenanceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_MaintenanceServicer_to_server(servicer: MaintenanceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
-_AuthAuthEnableType = typing_extensions.TypeVar(
-    '_AuthAuthEnableType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthEnableRequest,
-        protos.etcd.rpc_pb2.AuthEnableResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthEnableRequest,
-        protos.etcd.rpc_pb2.AuthEnableResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthEnableRequest,
-        protos.etcd.rpc_pb2.AuthEnableResponse,
-    ],
-)
+class AuthStub:
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AuthAsyncStub: ...
+    AuthEnable: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthEnableRequest, _rpc_pb2.AuthEnableResponse]
+    AuthDisable: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthDisableRequest, _rpc_pb2.AuthDisableResponse]
+    AuthStatus: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthStatusRequest, _rpc_pb2.AuthStatusResponse]
+    Authenticate: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthenticateRequest, _rpc_pb2.AuthenticateResponse]
+    UserAdd: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserAddRequest, _rpc_pb2.AuthUserAddResponse]
+    UserGet: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserGetRequest, _rpc_pb2.AuthUserGetResponse]
+    UserList: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserListRequest, _rpc_pb2.AuthUserListResponse]
+    UserDelete: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserDeleteRequest, _rpc_pb2.AuthUserDeleteResponse]
+    UserChangePassword: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserChangePasswordRequest, _rpc_pb2.AuthUserChangePasswordResponse]
+    UserGrantRole: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserGrantRoleRequest, _rpc_pb2.AuthUserGrantRoleResponse]
+    UserRevokeRole: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserRevokeRoleRequest, _rpc_pb2.AuthUserRevokeRoleResponse]
+    RoleAdd: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleAddRequest, _rpc_pb2.AuthRoleAddResponse]
+    RoleGet: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleGetRequest, _rpc_pb2.AuthRoleGetResponse]
+    RoleList: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleListRequest, _rpc_pb2.AuthRoleListResponse]
+    RoleDelete: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleDeleteRequest, _rpc_pb2.AuthRoleDeleteResponse]
+    RoleGrantPermission: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleGrantPermissionRequest, _rpc_pb2.AuthRoleGrantPermissionResponse]
+    RoleRevokePermission: _grpc.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleRevokePermissionRequest, _rpc_pb2.AuthRoleRevokePermissionResponse]
 
-_AuthAuthDisableType = typing_extensions.TypeVar(
-    '_AuthAuthDisableType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthDisableRequest,
-        protos.etcd.rpc_pb2.AuthDisableResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthDisableRequest,
-        protos.etcd.rpc_pb2.AuthDisableResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthDisableRequest,
-        protos.etcd.rpc_pb2.AuthDisableResponse,
-    ],
-)
+@_typing.type_check_only
+class AuthAsyncStub(AuthStub):
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    AuthEnable: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthEnableRequest, _rpc_pb2.AuthEnableResponse]  # type: ignore[assignment]
+    AuthDisable: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthDisableRequest, _rpc_pb2.AuthDisableResponse]  # type: ignore[assignment]
+    AuthStatus: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthStatusRequest, _rpc_pb2.AuthStatusResponse]  # type: ignore[assignment]
+    Authenticate: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthenticateRequest, _rpc_pb2.AuthenticateResponse]  # type: ignore[assignment]
+    UserAdd: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserAddRequest, _rpc_pb2.AuthUserAddResponse]  # type: ignore[assignment]
+    UserGet: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserGetRequest, _rpc_pb2.AuthUserGetResponse]  # type: ignore[assignment]
+    UserList: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserListRequest, _rpc_pb2.AuthUserListResponse]  # type: ignore[assignment]
+    UserDelete: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserDeleteRequest, _rpc_pb2.AuthUserDeleteResponse]  # type: ignore[assignment]
+    UserChangePassword: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserChangePasswordRequest, _rpc_pb2.AuthUserChangePasswordResponse]  # type: ignore[assignment]
+    UserGrantRole: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserGrantRoleRequest, _rpc_pb2.AuthUserGrantRoleResponse]  # type: ignore[assignment]
+    UserRevokeRole: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthUserRevokeRoleRequest, _rpc_pb2.AuthUserRevokeRoleResponse]  # type: ignore[assignment]
+    RoleAdd: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleAddRequest, _rpc_pb2.AuthRoleAddResponse]  # type: ignore[assignment]
+    RoleGet: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleGetRequest, _rpc_pb2.AuthRoleGetResponse]  # type: ignore[assignment]
+    RoleList: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleListRequest, _rpc_pb2.AuthRoleListResponse]  # type: ignore[assignment]
+    RoleDelete: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleDeleteRequest, _rpc_pb2.AuthRoleDeleteResponse]  # type: ignore[assignment]
+    RoleGrantPermission: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleGrantPermissionRequest, _rpc_pb2.AuthRoleGrantPermissionResponse]  # type: ignore[assignment]
+    RoleRevokePermission: _aio.UnaryUnaryMultiCallable[_rpc_pb2.AuthRoleRevokePermissionRequest, _rpc_pb2.AuthRoleRevokePermissionResponse]  # type: ignore[assignment]
 
-_AuthAuthStatusType = typing_extensions.TypeVar(
-    '_AuthAuthStatusType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthStatusRequest,
-        protos.etcd.rpc_pb2.AuthStatusResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthStatusRequest,
-        protos.etcd.rpc_pb2.AuthStatusResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthStatusRequest,
-        protos.etcd.rpc_pb2.AuthStatusResponse,
-    ],
-)
-
-_AuthAuthenticateType = typing_extensions.TypeVar(
-    '_AuthAuthenticateType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthenticateRequest,
-        protos.etcd.rpc_pb2.AuthenticateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthenticateRequest,
-        protos.etcd.rpc_pb2.AuthenticateResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthenticateRequest,
-        protos.etcd.rpc_pb2.AuthenticateResponse,
-    ],
-)
-
-_AuthUserAddType = typing_extensions.TypeVar(
-    '_AuthUserAddType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserAddRequest,
-        protos.etcd.rpc_pb2.AuthUserAddResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserAddRequest,
-        protos.etcd.rpc_pb2.AuthUserAddResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserAddRequest,
-        protos.etcd.rpc_pb2.AuthUserAddResponse,
-    ],
-)
-
-_AuthUserGetType = typing_extensions.TypeVar(
-    '_AuthUserGetType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGetRequest,
-        protos.etcd.rpc_pb2.AuthUserGetResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGetRequest,
-        protos.etcd.rpc_pb2.AuthUserGetResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGetRequest,
-        protos.etcd.rpc_pb2.AuthUserGetResponse,
-    ],
-)
-
-_AuthUserListType = typing_extensions.TypeVar(
-    '_AuthUserListType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserListRequest,
-        protos.etcd.rpc_pb2.AuthUserListResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserListRequest,
-        protos.etcd.rpc_pb2.AuthUserListResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserListRequest,
-        protos.etcd.rpc_pb2.AuthUserListResponse,
-    ],
-)
-
-_AuthUserDeleteType = typing_extensions.TypeVar(
-    '_AuthUserDeleteType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserDeleteRequest,
-        protos.etcd.rpc_pb2.AuthUserDeleteResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserDeleteRequest,
-        protos.etcd.rpc_pb2.AuthUserDeleteResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserDeleteRequest,
-        protos.etcd.rpc_pb2.AuthUserDeleteResponse,
-    ],
-)
-
-_AuthUserChangePasswordType = typing_extensions.TypeVar(
-    '_AuthUserChangePasswordType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserChangePasswordRequest,
-        protos.etcd.rpc_pb2.AuthUserChangePasswordResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserChangePasswordRequest,
-        protos.etcd.rpc_pb2.AuthUserChangePasswordResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserChangePasswordRequest,
-        protos.etcd.rpc_pb2.AuthUserChangePasswordResponse,
-    ],
-)
-
-_AuthUserGrantRoleType = typing_extensions.TypeVar(
-    '_AuthUserGrantRoleType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGrantRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserGrantRoleResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGrantRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserGrantRoleResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGrantRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserGrantRoleResponse,
-    ],
-)
-
-_AuthUserRevokeRoleType = typing_extensions.TypeVar(
-    '_AuthUserRevokeRoleType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse,
-    ],
-)
-
-_AuthRoleAddType = typing_extensions.TypeVar(
-    '_AuthRoleAddType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleAddRequest,
-        protos.etcd.rpc_pb2.AuthRoleAddResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleAddRequest,
-        protos.etcd.rpc_pb2.AuthRoleAddResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleAddRequest,
-        protos.etcd.rpc_pb2.AuthRoleAddResponse,
-    ],
-)
-
-_AuthRoleGetType = typing_extensions.TypeVar(
-    '_AuthRoleGetType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGetRequest,
-        protos.etcd.rpc_pb2.AuthRoleGetResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGetRequest,
-        protos.etcd.rpc_pb2.AuthRoleGetResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGetRequest,
-        protos.etcd.rpc_pb2.AuthRoleGetResponse,
-    ],
-)
-
-_AuthRoleListType = typing_extensions.TypeVar(
-    '_AuthRoleListType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleListRequest,
-        protos.etcd.rpc_pb2.AuthRoleListResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleListRequest,
-        protos.etcd.rpc_pb2.AuthRoleListResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleListRequest,
-        protos.etcd.rpc_pb2.AuthRoleListResponse,
-    ],
-)
-
-_AuthRoleDeleteType = typing_extensions.TypeVar(
-    '_AuthRoleDeleteType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleDeleteRequest,
-        protos.etcd.rpc_pb2.AuthRoleDeleteResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleDeleteRequest,
-        protos.etcd.rpc_pb2.AuthRoleDeleteResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleDeleteRequest,
-        protos.etcd.rpc_pb2.AuthRoleDeleteResponse,
-    ],
-)
-
-_AuthRoleGrantPermissionType = typing_extensions.TypeVar(
-    '_AuthRoleGrantPermissionType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse,
-    ],
-)
-
-_AuthRoleRevokePermissionType = typing_extensions.TypeVar(
-    '_AuthRoleRevokePermissionType',
-    grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse,
-    ],
-    default=grpc.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse,
-    ],
-)
-
-class AuthStub(typing.Generic[_AuthAuthEnableType, _AuthAuthDisableType, _AuthAuthStatusType, _AuthAuthenticateType, _AuthUserAddType, _AuthUserGetType, _AuthUserListType, _AuthUserDeleteType, _AuthUserChangePasswordType, _AuthUserGrantRoleType, _AuthUserRevokeRoleType, _AuthRoleAddType, _AuthRoleGetType, _AuthRoleListType, _AuthRoleDeleteType, _AuthRoleGrantPermissionType, _AuthRoleRevokePermissionType]):
-    @typing.overload
-    def __init__(self: AuthStub[
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthEnableRequest,
-            protos.etcd.rpc_pb2.AuthEnableResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthDisableRequest,
-            protos.etcd.rpc_pb2.AuthDisableResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthStatusRequest,
-            protos.etcd.rpc_pb2.AuthStatusResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthenticateRequest,
-            protos.etcd.rpc_pb2.AuthenticateResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserAddRequest,
-            protos.etcd.rpc_pb2.AuthUserAddResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserGetRequest,
-            protos.etcd.rpc_pb2.AuthUserGetResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserListRequest,
-            protos.etcd.rpc_pb2.AuthUserListResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserDeleteRequest,
-            protos.etcd.rpc_pb2.AuthUserDeleteResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserChangePasswordRequest,
-            protos.etcd.rpc_pb2.AuthUserChangePasswordResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserGrantRoleRequest,
-            protos.etcd.rpc_pb2.AuthUserGrantRoleResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserRevokeRoleRequest,
-            protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleAddRequest,
-            protos.etcd.rpc_pb2.AuthRoleAddResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleGetRequest,
-            protos.etcd.rpc_pb2.AuthRoleGetResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleListRequest,
-            protos.etcd.rpc_pb2.AuthRoleListResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleDeleteRequest,
-            protos.etcd.rpc_pb2.AuthRoleDeleteResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleGrantPermissionRequest,
-            protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse,
-        ],
-        grpc.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleRevokePermissionRequest,
-            protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse,
-        ],
-    ], channel: grpc.Channel) -> None: ...
-
-    @typing.overload
-    def __init__(self: AuthStub[
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthEnableRequest,
-            protos.etcd.rpc_pb2.AuthEnableResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthDisableRequest,
-            protos.etcd.rpc_pb2.AuthDisableResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthStatusRequest,
-            protos.etcd.rpc_pb2.AuthStatusResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthenticateRequest,
-            protos.etcd.rpc_pb2.AuthenticateResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserAddRequest,
-            protos.etcd.rpc_pb2.AuthUserAddResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserGetRequest,
-            protos.etcd.rpc_pb2.AuthUserGetResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserListRequest,
-            protos.etcd.rpc_pb2.AuthUserListResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserDeleteRequest,
-            protos.etcd.rpc_pb2.AuthUserDeleteResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserChangePasswordRequest,
-            protos.etcd.rpc_pb2.AuthUserChangePasswordResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserGrantRoleRequest,
-            protos.etcd.rpc_pb2.AuthUserGrantRoleResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthUserRevokeRoleRequest,
-            protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleAddRequest,
-            protos.etcd.rpc_pb2.AuthRoleAddResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleGetRequest,
-            protos.etcd.rpc_pb2.AuthRoleGetResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleListRequest,
-            protos.etcd.rpc_pb2.AuthRoleListResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleDeleteRequest,
-            protos.etcd.rpc_pb2.AuthRoleDeleteResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleGrantPermissionRequest,
-            protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse,
-        ],
-        grpc.aio.UnaryUnaryMultiCallable[
-            protos.etcd.rpc_pb2.AuthRoleRevokePermissionRequest,
-            protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse,
-        ],
-    ], channel: grpc.aio.Channel) -> None: ...
-
-    AuthEnable: _AuthAuthEnableType
-
-    AuthDisable: _AuthAuthDisableType
-
-    AuthStatus: _AuthAuthStatusType
-
-    Authenticate: _AuthAuthenticateType
-
-    UserAdd: _AuthUserAddType
-
-    UserGet: _AuthUserGetType
-
-    UserList: _AuthUserListType
-
-    UserDelete: _AuthUserDeleteType
-
-    UserChangePassword: _AuthUserChangePasswordType
-
-    UserGrantRole: _AuthUserGrantRoleType
-
-    UserRevokeRole: _AuthUserRevokeRoleType
-
-    RoleAdd: _AuthRoleAddType
-
-    RoleGet: _AuthRoleGetType
-
-    RoleList: _AuthRoleListType
-
-    RoleDelete: _AuthRoleDeleteType
-
-    RoleGrantPermission: _AuthRoleGrantPermissionType
-
-    RoleRevokePermission: _AuthRoleRevokePermissionType
-
-AuthAsyncStub: typing_extensions.TypeAlias = AuthStub[
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthEnableRequest,
-        protos.etcd.rpc_pb2.AuthEnableResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthDisableRequest,
-        protos.etcd.rpc_pb2.AuthDisableResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthStatusRequest,
-        protos.etcd.rpc_pb2.AuthStatusResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthenticateRequest,
-        protos.etcd.rpc_pb2.AuthenticateResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserAddRequest,
-        protos.etcd.rpc_pb2.AuthUserAddResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGetRequest,
-        protos.etcd.rpc_pb2.AuthUserGetResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserListRequest,
-        protos.etcd.rpc_pb2.AuthUserListResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserDeleteRequest,
-        protos.etcd.rpc_pb2.AuthUserDeleteResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserChangePasswordRequest,
-        protos.etcd.rpc_pb2.AuthUserChangePasswordResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserGrantRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserGrantRoleResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleRequest,
-        protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleAddRequest,
-        protos.etcd.rpc_pb2.AuthRoleAddResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGetRequest,
-        protos.etcd.rpc_pb2.AuthRoleGetResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleListRequest,
-        protos.etcd.rpc_pb2.AuthRoleListResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleDeleteRequest,
-        protos.etcd.rpc_pb2.AuthRoleDeleteResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse,
-    ],
-    grpc.aio.UnaryUnaryMultiCallable[
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionRequest,
-        protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse,
-    ],
-]
-
-class AuthServicer(metaclass=abc.ABCMeta):
-    @abc.abstractmethod
+class AuthServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
     def AuthEnable(
         self,
-        request: protos.etcd.rpc_pb2.AuthEnableRequest,
+        request: _rpc_pb2.AuthEnableRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthEnableResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthEnableResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthEnableResponse, _abc.Awaitable[_rpc_pb2.AuthEnableResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def AuthDisable(
         self,
-        request: protos.etcd.rpc_pb2.AuthDisableRequest,
+        request: _rpc_pb2.AuthDisableRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthDisableResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthDisableResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthDisableResponse, _abc.Awaitable[_rpc_pb2.AuthDisableResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def AuthStatus(
         self,
-        request: protos.etcd.rpc_pb2.AuthStatusRequest,
+        request: _rpc_pb2.AuthStatusRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthStatusResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthStatusResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthStatusResponse, _abc.Awaitable[_rpc_pb2.AuthStatusResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def Authenticate(
         self,
-        request: protos.etcd.rpc_pb2.AuthenticateRequest,
+        request: _rpc_pb2.AuthenticateRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthenticateResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthenticateResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthenticateResponse, _abc.Awaitable[_rpc_pb2.AuthenticateResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def UserAdd(
         self,
-        request: protos.etcd.rpc_pb2.AuthUserAddRequest,
+        request: _rpc_pb2.AuthUserAddRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthUserAddResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthUserAddResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthUserAddResponse, _abc.Awaitable[_rpc_pb2.AuthUserAddResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def UserGet(
         self,
-        request: protos.etcd.rpc_pb2.AuthUserGetRequest,
+        request: _rpc_pb2.AuthUserGetRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthUserGetResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthUserGetResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthUserGetResponse, _abc.Awaitable[_rpc_pb2.AuthUserGetResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def UserList(
         self,
-        request: protos.etcd.rpc_pb2.AuthUserListRequest,
+        request: _rpc_pb2.AuthUserListRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthUserListResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthUserListResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthUserListResponse, _abc.Awaitable[_rpc_pb2.AuthUserListResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def UserDelete(
         self,
-        request: protos.etcd.rpc_pb2.AuthUserDeleteRequest,
+        request: _rpc_pb2.AuthUserDeleteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthUserDeleteResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthUserDeleteResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthUserDeleteResponse, _abc.Awaitable[_rpc_pb2.AuthUserDeleteResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def UserChangePassword(
         self,
-        request: protos.etcd.rpc_pb2.AuthUserChangePasswordRequest,
+        request: _rpc_pb2.AuthUserChangePasswordRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthUserChangePasswordResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthUserChangePasswordResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthUserChangePasswordResponse, _abc.Awaitable[_rpc_pb2.AuthUserChangePasswordResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def UserGrantRole(
         self,
-        request: protos.etcd.rpc_pb2.AuthUserGrantRoleRequest,
+        request: _rpc_pb2.AuthUserGrantRoleRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthUserGrantRoleResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthUserGrantRoleResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthUserGrantRoleResponse, _abc.Awaitable[_rpc_pb2.AuthUserGrantRoleResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def UserRevokeRole(
         self,
-        request: protos.etcd.rpc_pb2.AuthUserRevokeRoleRequest,
+        request: _rpc_pb2.AuthUserRevokeRoleRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthUserRevokeRoleResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthUserRevokeRoleResponse, _abc.Awaitable[_rpc_pb2.AuthUserRevokeRoleResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def RoleAdd(
         self,
-        request: protos.etcd.rpc_pb2.AuthRoleAddRequest,
+        request: _rpc_pb2.AuthRoleAddRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthRoleAddResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthRoleAddResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthRoleAddResponse, _abc.Awaitable[_rpc_pb2.AuthRoleAddResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def RoleGet(
         self,
-        request: protos.etcd.rpc_pb2.AuthRoleGetRequest,
+        request: _rpc_pb2.AuthRoleGetRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthRoleGetResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthRoleGetResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthRoleGetResponse, _abc.Awaitable[_rpc_pb2.AuthRoleGetResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def RoleList(
         self,
-        request: protos.etcd.rpc_pb2.AuthRoleListRequest,
+        request: _rpc_pb2.AuthRoleListRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthRoleListResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthRoleListResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthRoleListResponse, _abc.Awaitable[_rpc_pb2.AuthRoleListResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def RoleDelete(
         self,
-        request: protos.etcd.rpc_pb2.AuthRoleDeleteRequest,
+        request: _rpc_pb2.AuthRoleDeleteRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthRoleDeleteResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthRoleDeleteResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthRoleDeleteResponse, _abc.Awaitable[_rpc_pb2.AuthRoleDeleteResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def RoleGrantPermission(
         self,
-        request: protos.etcd.rpc_pb2.AuthRoleGrantPermissionRequest,
+        request: _rpc_pb2.AuthRoleGrantPermissionRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthRoleGrantPermissionResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthRoleGrantPermissionResponse, _abc.Awaitable[_rpc_pb2.AuthRoleGrantPermissionResponse]]: ...
 
-    @abc.abstractmethod
+    @_abc_1.abstractmethod
     def RoleRevokePermission(
         self,
-        request: protos.etcd.rpc_pb2.AuthRoleRevokePermissionRequest,
+        request: _rpc_pb2.AuthRoleRevokePermissionRequest,
         context: _ServicerContext,
-    ) -> typing.Union[protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse, collections.abc.Awaitable[protos.etcd.rpc_pb2.AuthRoleRevokePermissionResponse]]: ...
+    ) -> _typing.Union[_rpc_pb2.AuthRoleRevokePermissionResponse, _abc.Awaitable[_rpc_pb2.AuthRoleRevokePermissionResponse]]: ...
 
-def add_AuthServicer_to_server(servicer: AuthServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+def add_AuthServicer_to_server(servicer: AuthServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
