@@ -10,10 +10,6 @@ ARGS ?=
 # Before a command: its programs, and etcd, are looked for in the environment first.
 IN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-# The folders that hold Python code; the linters look at those that exist.
-CODE := $(wildcard coordinator workerd protos tests examples benchmarks)
-SCRIPTS := .ci/run $(wildcard deploy/dev/*)
-
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -42,15 +38,7 @@ test-gpu: setup ## run the tests that need a GPU
 
 .PHONY: lint
 lint: setup ## check format, types, imports, dependencies, stubs, scripts
-	@echo '==> ruff format' && $(IN) ruff format --check --quiet .
-	@echo '==> ruff check' && $(IN) ruff check --quiet .
-	@echo '==> mypy --strict' && $(IN) mypy $(CODE)
-	@echo '==> import-linter' && $(IN) lint-imports
-	@echo '==> deptry' && $(IN) deptry .
-	@echo '==> file lengths' && deploy/dev/check-lengths
-	@echo '==> stubs' && deploy/dev/protos --check
-	@echo '==> shellcheck' && if command -v shellcheck >/dev/null; then \
-		shellcheck -x $(filter-out %.txt,$(SCRIPTS)); else echo 'not on PATH: left out'; fi
+	@deploy/dev/lint
 
 .PHONY: format
 format: setup ## format the code, and mend what ruff can mend
