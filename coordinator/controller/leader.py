@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One term of leadership: what is seen, what was decided, what was written."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from coordinator.controller.transactions import Context, Stale, Transaction, build
+from coordinator.controller.view import Observer
+from coordinator.model import ClusterView, Settings, Verdict
+from coordinator.plan import (
+    Action,
+    DeclareDead,
+    KeepWarm,
+    Probe,
+    Transition,
+    Unassign,
+    UpdateIncident,
+    UpdateStatus,
+    Wait,
+    plan,
+)
+from coordinator.prober import Probed
+from coordinator.store import (
+    Changed,
+    Created,
+    GuardFailed,
+    Listed,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    WatchEvent,
+)
+
+log = logging.getLogger(__name__)
+
+_SEEN_WITHIN = 5.0
+"""Seconds that the watch may take to deliver an own write before decisions go on without it."""
+_BACK_OFF = 0.2
+"""Seconds before deciding again after a write that failed, unless the watch says more first."""
+
+Ask = Callable[[str, str, str, float], None]
+
+
+class Leader:
+    """The leader's knowledge and acts in one term. Owned by the controller's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        guard: Created,
+        settings: Settings,
+        ask: Ask,
+        plan: Callable[[ClusterView, float, Settings], tuple[Action, ...]] = plan,
+    ) -> None:
+        self._store = store
+        self._guard = guard
+        self._settings = settings
+        self._ask = ask
+        self._plan = plan
+        self._observer = Observer()
+        self._listed = False
+        self._not_before = 0.0
+        self._awaited = 0
+        self._awaited_until = 0.0
+        self._evicting = False
+        self._ask_again: dict[tuple[str, str], float] = {}
+        self._waits: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
+
+    # ---- what comes in
+
+    def take(self, event: WatchEvent) -> None:
+        """Take in what the watch delivers."""
+        now = time.monotonic()
+        if isinstance(event, Listed):
+            self._observer.list(event.items, event.revision, now)
+            self._listed = True
+            log.info("leading: %d records at revision %d", len(event.items), event.revision)
+        elif isinstance(event, Changed):
+            for change in event.changes:
+                self._observer.change(change.key, change.kv, now)
+            self._observer.revision = max(self._observer.revision, event.revision)
+            self._not_before = 0.0
+        self._report_unreadable()
+
+    def probed(self, said: Probed) -> None:
+        """Take in the answer to a probe, or its absence."""
+        log.info("probe of %s (%s): %s, %s", said.node, said.incarnation, *_words(said))
+        self._observer.verdict(said.node, said.incarnation, said.verdict, said.detail)
+        self._ask_again[said.node, said.incarnation] = time.monotonic() + self._settings.probe
+
+    def _report_unreadable(self) -> None:
+        now_unreadable = self._observer.unreadable
+        if now_unreadable == self._unreadable:
+            return
+        for key, why in now_unreadable.items():
+            if self._unreadable.get(key) != why:
+                log.error("a record can't be read and is left alone: %s", why)
+        self._unreadable = dict(now_unreadable)
+
+    # ---- what goes out
+
+    def act(self, no_eviction_before: float) -> float | None:
+        """Decide, if the view is up to date, and carry out what was decided.
+
+        ``no_eviction_before`` is monotonic. Returns the time of an etcd failure, if there was
+        one, in monotonic seconds. Raises :class:`Fenced` when the election key is gone.
+        """
+        now = time.monotonic()
+        if not self._listed or now < self._not_before:
+            return None
+        if self._observer.revision < self._awaited:
+            if now < self._awaited_until:
+                return None
+            log.warning(
+                "the watch is at revision %d and has not delivered %d within %g s",
+                self._observer.revision,
+                self._awaited,
+                _SEEN_WITHIN,
+            )
+            self._awaited = 0
+        if now < no_eviction_before:
+            self._evicting = False
+        elif not self._evicting:
+            # Who didn't answer during the outage may have come back since: ask again.
+            self._evicting = True
+            self._observer.forget_verdicts()
+        view = self._observer.view(no_eviction_before)
+        actions = self._plan(view, now, self._settings)
+        self._report_waits(actions)
+        for action in actions:
+            if isinstance(action, Probe):
+                self._probe(action, now)
+            elif not isinstance(action, Wait):
+                try:
+                    self._carry_out(action, view)
+                except (GuardFailed, Stale) as error:
+                    self._overtaken(action, error)
+                    return None
+                except StoreUnavailable as error:
+                    log.warning("%s was not written: %s", _subject(action), error)
+                    self._not_before = time.monotonic() + _BACK_OFF
+                    return time.monotonic()
+        return None
+
+    def _carry_out(self, action: Action, view: ClusterView) -> None:
+        # Wall time for people: nothing is decided from it.
+        wall_ns = time.time_ns()  # noqa: TID251
+        context = Context(self._guard, view, self._observer.mod_revision, wall_ns)
+        transactions = build(action, context)
+        for transaction in transactions:
+            self._commit(transaction)
+        level = logging.DEBUG if isinstance(action, UpdateStatus) else logging.INFO
+        log.log(level, "%s: %s", _subject(action), getattr(action, "reason", ""))
+        if isinstance(action, DeclareDead):
+            self._revoke(action, view)
+
+    def _commit(self, transaction: Transaction) -> None:
+        revision = self._store.commit(transaction.guards, transaction.writes)
+        for write in transaction.writes:
+            self._observer.wrote(write.key, revision)
+        self._awaited = max(self._awaited, revision)
+        self._awaited_until = time.monotonic() + _SEEN_WITHIN
+
+    def _overtaken(self, action: Action, error: GuardFailed | Stale) -> None:
+        """The world moved on: decide anew once the watch has told how."""
+        if isinstance(error, GuardFailed) and self._guard in error.failed:
+            raise Fenced(str(error)) from error
+        log.info("%s: overtaken, deciding anew: %s", _subject(action), error)
+        self._not_before = time.monotonic() + _BACK_OFF
+
+    def _revoke(self, action: DeclareDead, view: ClusterView) -> None:
+        """End a dead incarnation's lease. It only cleans up, so failing is no harm."""
+        live = view.nodes.get(action.node)
+        if live is None or live.record.incarnation != action.incarnation or not live.lease:
+            return
+        try:
+            self._store.revoke(live.lease)
+        except StoreError as error:
+            log.warning("the lease of dead node %s was not revoked: %s", action.node, error)
+
+    def _probe(self, action: Probe, now: float) -> None:
+        who = (action.node, action.incarnation)
+        if now < self._ask_again.get(who, -math.inf):
+            return
+        self._ask_again[who] = math.inf  # until the answer comes
+        log.info("probing %s (%s): %s", *who, action.reason)
+        self._ask(*who, action.control_address, self._settings.probe)
+
+    def _report_waits(self, actions: tuple[Action, ...]) -> None:
+        waits = {one.job: one.reason for one in actions if isinstance(one, Wait)}
+        for job, reason in waits.items():
+            if self._waits.get(job) != reason:
+                log.info("job %s waits: %s", job, reason)
+        self._waits = waits
+
+
+class Fenced(Exception):
+    """The election key is gone: somebody else may lead."""
+
+
+def _words(said: Probed) -> tuple[str, str]:
+    return Verdict(said.verdict).name, said.detail
+
+
+def _subject(action: Action) -> str:
+    match action:
+        case Transition(generation=generation):
+            return (
+                f"job {generation.job}: generation {generation.generation} {generation.phase.name}"
+            )
+        case DeclareDead():
+            return f"node {action.node}: incarnation {action.incarnation} is dead"
+        case Unassign():
+            return f"node {action.node}: freed from job {action.job}"
+        case KeepWarm():
+            return f"node {action.node}: warm for {action.job or 'nothing'}"
+        case UpdateStatus():
+            return f"job {action.job}: status {action.status.state.name}"
+        case UpdateIncident():
+            return f"incident {action.incident.id}"
+        case Probe() | Wait():
+            return type(action).__name__

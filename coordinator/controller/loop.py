@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller: stands for election, leads while it is elected, and goes on for ever.
+
+One thread owns everything here and reads one queue. Watches, leases, the election, probes and
+signals only put events into it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from coordinator.controller.leader import Fenced, Leader
+from coordinator.model import Settings
+from coordinator.prober import Probed, Prober
+from coordinator.store import (
+    Changed,
+    Created,
+    Deposed,
+    Disconnected,
+    Elected,
+    Election,
+    ElectionEvent,
+    Lease,
+    LeaseDeadlinePassed,
+    LeaseEvent,
+    Listed,
+    Reconnected,
+    Store,
+    StoreError,
+    Watch,
+    WatchEvent,
+)
+from coordinator.store.lease import LeaseLost
+
+log = logging.getLogger(__name__)
+
+_WAKE = 0.1
+"""Seconds after which a leader looks whether a deadline has passed, if nothing happens."""
+_STAND_AGAIN = 0.5
+"""Seconds between tries to get a lease while etcd can't be reached."""
+_AT_ONCE = 1000
+"""Events that are taken in before the next decision."""
+_EVERYTHING = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _OfTerm:
+    """An event of one candidature; those of an earlier one are void."""
+
+    term: int
+    event: WatchEvent | ElectionEvent | LeaseEvent
+
+
+_Event: TypeAlias = _Stop | _OfTerm | Probed
+
+
+class Leadership:
+    """Whether this process leads, for other threads to read."""
+
+    def __init__(self) -> None:
+        self._guard: Created | None = None
+
+    @property
+    def guard(self) -> Created | None:
+        """The guard that every write of the leader carries; None while this isn't the leader."""
+        return self._guard
+
+    def set(self, guard: Created | None) -> None:
+        """Only for the controller."""
+        self._guard = guard
+
+
+class Controller:
+    """Runs on the thread that calls :meth:`run`, until :meth:`stop`."""
+
+    def __init__(
+        self, store: Store, candidate: str, value: bytes, settings: Settings, leading: Leadership
+    ) -> None:
+        self._store = store
+        self._candidate = candidate
+        self._value = value
+        self._settings = settings
+        self._leading = leading
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._prober = Prober(self._events.put)
+        self._term = 0
+        self._lease: Lease | None = None
+        self._election: Election | None = None
+        self._watch: Watch | None = None
+        self._leader: Leader | None = None
+        self._stand_at = 0.0
+        self._no_eviction_before = -math.inf
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ask :meth:`run` to give the leadership up and return; also from a signal handler."""
+        self._events.put(_Stop())
+
+    def run(self) -> None:
+        """Stand and lead until :meth:`stop`. Losing etcd is waited out."""
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self._resign()
+            self._prober.close()
+
+    # ---- one turn
+
+    def _turn(self) -> None:
+        if self._lease is None and time.monotonic() >= self._stand_at:
+            self._stand()
+        self._take_events()
+        if self._stopping or self._leader is None:
+            return
+        try:
+            failed_at = self._leader.act(self._no_eviction_before)
+        except Fenced as error:
+            self._step_down(str(error))
+            return
+        if failed_at is not None:
+            self._outage(failed_at)
+
+    def _take_events(self) -> None:
+        """Wait for an event, and take in what else is there."""
+        try:
+            event = self._events.get(timeout=_WAKE)
+            for _ in range(_AT_ONCE):
+                self._take(event)
+                event = self._events.get_nowait()
+            self._take(event)
+        except queue.Empty:
+            return
+
+    def _take(self, event: _Event) -> None:
+        if isinstance(event, _Stop):
+            self._stopping = True
+        elif isinstance(event, Probed):
+            if self._leader is not None:
+                self._leader.probed(event)
+        elif event.term == self._term:
+            self._take_of_term(event.event)
+
+    def _take_of_term(self, event: WatchEvent | ElectionEvent | LeaseEvent) -> None:
+        match event:
+            case Listed() | Changed():
+                if self._leader is not None:
+                    self._leader.take(event)
+            case Elected(guard):
+                self._lead(guard)
+            case Deposed(reason):
+                self._step_down(reason)
+            case LeaseLost():
+                self._step_down(event.reason)
+            case Disconnected(reason):
+                log.warning("etcd is out of reach: %s", reason)
+                self._no_eviction_before = math.inf
+            case Reconnected():
+                log.info("etcd is back")
+                self._no_eviction_before = -math.inf
+                self._outage(time.monotonic())
+            case LeaseDeadlinePassed():
+                log.warning("the own lease was not renewed in time")
+                self._outage(time.monotonic())
+
+    def _outage(self, seen_at: float) -> None:
+        """etcd didn't answer at that time: nodes get the time to renew their leases."""
+        grace = self._settings.lease_ttl + self._settings.election_timeout
+        self._no_eviction_before = max(self._no_eviction_before, seen_at + grace)
+
+    # ---- candidature and leadership
+
+    def _stand(self) -> None:
+        self._term += 1
+        term = self._term
+
+        def sink(event: WatchEvent | ElectionEvent | LeaseEvent) -> None:
+            self._events.put(_OfTerm(term, event))
+
+        try:
+            self._lease = Lease(self._store, self._settings.lease_ttl, sink)
+        except StoreError as error:
+            log.warning("no lease to stand for election with: %s", error)
+            self._stand_at = time.monotonic() + _STAND_AGAIN
+            self._outage(time.monotonic())
+            return
+        self._election = Election(self._store, self._candidate, self._value, self._lease, sink)
+        self._election.start()
+        log.info("standing for election as %s", self._candidate)
+
+    def _lead(self, guard: Created) -> None:
+        log.info("elected: %s leads from revision %d on", self._candidate, guard.create_revision)
+        term = self._term
+        self._leader = Leader(self._store, guard, self._settings, self._prober.probe)
+        self._leading.set(guard)
+        if math.isinf(self._no_eviction_before):
+            self._no_eviction_before = -math.inf  # an earlier term's watch saw the outage begin
+            self._outage(time.monotonic())
+        self._watch = Watch(
+            self._store, [_EVERYTHING], lambda event: self._events.put(_OfTerm(term, event))
+        )
+        self._watch.start()
+
+    def _step_down(self, reason: str) -> None:
+        """Drop everything of this term and stand again."""
+        log.warning("%s: %s", "deposed" if self._leader else "out of the election", reason)
+        self._drop(revoke=True)
+        self._stand_at = time.monotonic()
+
+    def _drop(self, *, revoke: bool) -> None:
+        self._leading.set(None)
+        self._leader = None
+        self._term += 1  # what is still on its way is void
+        watch, self._watch = self._watch, None
+        election, self._election = self._election, None
+        lease, self._lease = self._lease, None
+        if watch is not None:
+            watch.close()
+        if election is not None:
+            election.close()
+        if lease is not None:
+            lease.close(revoke=revoke)
+
+    def _resign(self) -> None:
+        if self._election is not None:
+            try:
+                self._election.resign()
+            except StoreError as error:
+                log.warning("the election key goes with its lease, not now: %s", error)
+        self._drop(revoke=True)
