@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Protobuf records as JSON that a person can read with ``etcdctl get --prefix``.
+
+One line, fields by their names in ``protos/``, enums by name, fields at their default left out.
+Whole numbers of 64 bits are JSON strings, as protobuf's JSON mapping has it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from coordinator.store.errors import RecordError
+from coordinator.store.values import KeyValue
+
+_M = TypeVar("_M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """Return ``message`` as one line of JSON.
+
+    Raises :class:`RecordError` for what JSON cannot carry (text that is not valid Unicode).
+    """
+    try:
+        fields = json_format.MessageToDict(message, preserving_proto_field_name=True)
+        return json.dumps(fields, ensure_ascii=False).encode()
+    except (json_format.Error, ValueError, TypeError) as error:
+        raise RecordError(f"cannot write {message.DESCRIPTOR.name}: {error}") from error
+
+
+def decode(cls: type[_M], source: KeyValue | bytes) -> _M:
+    """Return the ``cls`` that ``source`` holds.
+
+    Fields and enum names that this version does not know are left out, so that a newer version's
+    records can be read during a rolling upgrade. Raises :class:`RecordError`, which names the key.
+    """
+    value = source.value if isinstance(source, KeyValue) else source
+    message = cls()
+    try:
+        json_format.Parse(value.decode(), message, ignore_unknown_fields=True)
+    except (json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
+        where = f"key {source.key!r}" if isinstance(source, KeyValue) else "value"
+        raise RecordError(
+            f"{where} is no {cls.DESCRIPTOR.name}: {error}; it starts {value[:80]!r}"
+        ) from error
+    return message

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real etcd for tests: one or several members that can be killed, frozen and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from coordinator.store import Store, StoreError
+from protos.etcd import rpc_pb2
+
+_START = 30.0  # seconds until a member must answer
+_TRIES = 5  # a port that was free may be taken before etcd binds it
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end etcd when the test's process is killed, so that nothing stays behind."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Member:
+    """One member. Its data and ports stay the same over :meth:`kill` and :meth:`start`."""
+
+    def __init__(self, name: str, folder: Path, client: int, peer: int) -> None:
+        self.name = name
+        self.endpoint = f"127.0.0.1:{client}"
+        self.peer_url = f"http://127.0.0.1:{peer}"
+        self.folder = folder
+        self.log = folder / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._frozen = False
+
+    def start(self, cluster: Sequence[Member], flags: Sequence[str]) -> None:
+        """Start the process; :meth:`Etcd.await_ready` waits for it."""
+        url = f"http://{self.endpoint}"
+        command = [
+            "etcd",
+            f"--name={self.name}",
+            f"--data-dir={self.folder / self.name}",
+            f"--listen-client-urls={url}",
+            f"--advertise-client-urls={url}",
+            f"--listen-peer-urls={self.peer_url}",
+            f"--initial-advertise-peer-urls={self.peer_url}",
+            "--initial-cluster=" + ",".join(f"{m.name}={m.peer_url}" for m in cluster),
+            "--initial-cluster-token=" + self.folder.name,
+            "--grpc-keepalive-min-time=500ms",
+            # Tests only: nothing here has to survive a power failure.
+            "--unsafe-no-fsync",
+            "--logger=zap",
+            "--log-level=warn",
+            *flags,
+        ]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - etcd execs at once
+            )
+        self._frozen = False
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives (frozen ones do)."""
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send the member's process a signal."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        """SIGSTOP: its kernel still accepts connections, it answers nothing."""
+        self.signal(signal.SIGSTOP)
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.signal(signal.SIGCONT)
+        self._frozen = False
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(timeout=10)
+
+    def terminate(self) -> None:
+        """SIGTERM, and wait for its end."""
+        if self.process is not None:
+            self.thaw()
+            self.process.terminate()
+            self.process.wait(timeout=10)
+
+
+class Etcd:
+    """A cluster of etcd members on ports of 127.0.0.1, in a folder of its own.
+
+    ``with Etcd() as etcd: Store(etcd.endpoints, prefix="/test")``. For one member there are the
+    short forms :meth:`kill`, :meth:`start`, :meth:`freeze` and :meth:`thaw`.
+    """
+
+    def __init__(self, members: int = 1, flags: Sequence[str] = ()) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hotspare-etcd-"))
+        self.flags = list(flags)
+        self.members: list[Member] = []
+        try:
+            for attempt in range(1, _TRIES + 1):
+                ports = free_ports(2 * members)
+                self.members = [
+                    Member(f"m{i}", self.folder / str(attempt), ports[2 * i], ports[2 * i + 1])
+                    for i in range(members)
+                ]
+                (self.folder / str(attempt)).mkdir()
+                self.start()
+                if self._ready(_START):
+                    return
+                taken = "address already in use" in self.logs()
+                self.kill()
+                if not taken:
+                    break
+            raise RuntimeError(f"etcd did not start:\n{self.logs()[-4000:]}")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Etcd:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def endpoints(self) -> list[str]:
+        """``host:port`` of every member."""
+        return [member.endpoint for member in self.members]
+
+    def logs(self) -> str:
+        """Everything that the members wrote."""
+        return "\n".join(m.log.read_text(errors="replace") for m in self.members if m.log.exists())
+
+    def start(self) -> None:
+        """Start every member that does not run."""
+        for member in self.members:
+            if not member.running:
+                member.start(self.members, self.flags)
+
+    def restart(self) -> None:
+        """SIGKILL everything, start it again on the same data and wait until it answers."""
+        self.kill()
+        self.start()
+        self.await_ready()
+
+    def kill(self) -> None:
+        """SIGKILL every member."""
+        for member in self.members:
+            member.kill()
+
+    def freeze(self) -> None:
+        """SIGSTOP every member."""
+        for member in self.members:
+            member.freeze()
+
+    def thaw(self) -> None:
+        """SIGCONT every member."""
+        for member in self.members:
+            member.thaw()
+
+    def close(self) -> None:
+        """End everything and remove the data."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def await_ready(self, timeout: float = _START) -> None:
+        """Wait until every running member answers a read that needs the quorum."""
+        if not self._ready(timeout):
+            raise RuntimeError(f"etcd is not ready:\n{self.logs()[-4000:]}")
+
+    def _ready(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        for member in self.members:
+            if member.process is None or member._frozen:
+                continue
+            with Store([member.endpoint], prefix="/ready", timeout=1.0) as store:
+                while member.running:
+                    try:
+                        store.get("x")
+                        break
+                    except StoreError:
+                        if time.monotonic() > deadline:
+                            return False
+                else:
+                    return False
+        return True
+
+    def leader(self) -> Member:
+        """Return the member that leads."""
+        for member in self.members:
+            if not member.running:
+                continue
+            with Store([member.endpoint], prefix="/status", timeout=2.0) as store:
+                status = store.calls.status()
+                if status.leader == status.header.member_id:
+                    return member
+        raise RuntimeError("no member of etcd leads")
+
+    def compact(self, revision: int) -> None:
+        """Forget the history before ``revision``."""
+        with Store(self.endpoints, prefix="/compact") as store:
+            request = rpc_pb2.CompactionRequest(revision=revision, physical=True)
+            store.calls.retried("compact", "", store.calls.kv.Compact, request)
+
+
+def ctl(etcd: Etcd, *arguments: str) -> str:
+    """Run etcdctl against ``etcd`` and return what it prints."""
+    done = subprocess.run(
+        ["etcdctl", "--endpoints", ",".join(etcd.endpoints), *arguments],
+        env={**os.environ, "ETCDCTL_API": "3"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    return done.stdout
