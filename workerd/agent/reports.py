@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this node writes into etcd: its record, its acks, its progress. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from coordinator.model import (
+    Ack,
+    Node,
+    Phase,
+    Progress,
+    RankAck,
+    RankProgress,
+    StepPhase,
+    Trainer,
+    TrainerState,
+    Warm,
+)
+from workerd.agent.actions import Action, ClearPlace, WriteAck, WriteNode, WriteProgress
+from workerd.agent.standing import Owner, Spare, Standing, lacking
+from workerd.agent.state import Limits, Local, Orders, TrainerFacts
+
+NODE, ACK, PROGRESS = "node", "ack", "progress"
+"""Kinds of writes, of which one each is under way at a time."""
+
+
+def report(
+    orders: Orders | None, local: Local, state: Standing, limits: Limits
+) -> Iterator[Action]:
+    """The writes that are due. Nothing is written without a lease."""
+    if not local.registered:
+        return
+    record = node_record(local, state)
+    if NODE not in local.busy and record != local.node_written:
+        yield WriteNode(record, "it has changed")
+    if orders is None:
+        return
+    if PROGRESS not in local.busy and local.written is not None:
+        held = orders.assignment
+        if held is None or (held.job, held.incarnation) != (local.written.job, local.incarnation):
+            yield ClearPlace(local.written.job, "the node has no place in it any more")
+            return
+    if isinstance(state, Owner):
+        if ACK not in local.busy:
+            yield from _ack(orders, local, state)
+        if PROGRESS not in local.busy:
+            yield from _progress(local, state, limits)
+
+
+def node_record(local: Local, state: Standing) -> Node:
+    """The node as it is to stand in etcd."""
+    unhealthy = local.stopping or lacking(state, local)
+    return replace(
+        local.template,
+        trainers=tuple(_trainer(one) for one in local.trainers),
+        warm=_warm(local, state),
+        unhealthy=unhealthy,
+    )
+
+
+def _trainer(facts: TrainerFacts) -> Trainer:
+    if not facts.lives:
+        state = TrainerState.ENDED
+    elif facts.placement is not None:
+        state = TrainerState.PLACED
+    elif facts.ready:
+        state = TrainerState.WARM
+    else:
+        state = TrainerState.STARTING
+    return Trainer(
+        instance=facts.instance,
+        local_rank=facts.local_rank,
+        state=state,
+        job=facts.job,
+        spec_revision=facts.spec_revision,
+        since=facts.placement.since if facts.placement is not None else 0,
+        exit=facts.exit,
+    )
+
+
+def _warm(local: Local, state: Standing) -> Warm | None:
+    if not isinstance(state, Spare):
+        return None
+    spec = state.job.spec
+    warm = Warm(job=spec.name, spec_revision=state.job.spec_revision)
+    ready = {
+        one.local_rank
+        for one in local.trainers
+        if one.lives
+        and one.ready
+        and one.connected
+        and not one.ending
+        and one.placement is None
+        and Warm(one.job, one.spec_revision) == warm
+    }
+    return warm if ready >= set(range(spec.ranks_per_node)) else None
+
+
+def _placed(local: Local, state: Owner) -> list[TrainerFacts]:
+    """The trainers of the current place, ended ones too, by local rank."""
+    mine = [one for one in local.trainers if state.keeps(one)]
+    return sorted(mine, key=lambda one: one.local_rank)
+
+
+def _ack(orders: Orders, local: Local, state: Owner) -> Iterator[Action]:
+    generation = state.generation
+    number = generation.generation
+    if generation.phase not in (Phase.PAUSE, Phase.RESTORE):
+        return
+    spec = state.job.spec
+    before = orders.jobs[spec.name].ack
+    if (
+        before is not None
+        and before.incarnation == local.incarnation
+        and before.generation >= number
+    ):
+        return
+    ranks = []
+    for one in _placed(local, state):
+        # A dead trainer's word is void, and so is one whose end has been decided (rule 3).
+        if not one.lives or one.ending or one.stopped is None:
+            return
+        if one.stopped.generation != number:
+            return
+        ranks.append(
+            RankAck(
+                rank=spec.rank(state.slot.slot, one.local_rank),
+                instance=one.instance,
+                phase=one.stopped.phase,
+                step=one.stopped.step,
+                initial_digest=one.stopped.initial_digest,
+                shard_address=one.stopped.shard_address,
+                offer=one.stopped.offer,
+            )
+        )
+    if len(ranks) != len(state.slot.ranks):
+        return
+    ack = Ack(generation=number, incarnation=local.incarnation, ranks=tuple(ranks))
+    yield WriteAck(spec.name, ack, f"every local rank has stopped for generation {number}")
+
+
+def rank_progress(facts: TrainerFacts, rank: int) -> RankProgress:
+    """Where one trainer stands."""
+    done = facts.done_step is not None
+    whole = facts.broken_generation < facts.joined or not facts.broken
+    return RankProgress(
+        rank=rank,
+        instance=facts.instance,
+        generation=facts.joined,
+        phase=StepPhase.DONE if done else facts.phase,
+        step=facts.done_step if facts.done_step is not None else facts.step,
+        broken="" if whole else facts.broken,
+        pull=facts.pull,
+        digest=facts.digest,
+        restored=facts.restored,
+    )
+
+
+def _marks(facts: TrainerFacts) -> tuple[object, ...]:
+    """What must be known at once when it changes."""
+    return (
+        facts.instance,
+        facts.lives,
+        facts.joined,
+        facts.restored if facts.pull is not None else 0,
+        facts.committed,
+        (facts.broken_generation, facts.broken),
+        facts.done_step,
+        facts.digest,
+    )
+
+
+def _progress(local: Local, state: Owner, limits: Limits) -> Iterator[Action]:
+    spec = state.job.spec
+    placed = _placed(local, state)
+    if not placed:
+        return
+    ranks = tuple(rank_progress(one, spec.rank(state.slot.slot, one.local_rank)) for one in placed)
+    marks = tuple(_marks(one) for one in placed)
+    before = local.written
+    progress = Progress(
+        incarnation=local.incarnation, ranks=ranks, steps_per_second=local.steps_per_second
+    )
+    if before is None:
+        yield WriteProgress(spec.name, progress, marks, "the first of this place")
+    elif before.marks != marks:
+        yield WriteProgress(spec.name, progress, marks, "a rank's situation has changed")
+    elif before.progress.ranks != ranks and local.now - before.at >= limits.progress_interval:
+        yield WriteProgress(spec.name, progress, marks, "it has moved on")
