@@ -51,8 +51,8 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
         moves = [one for one in decided if isinstance(one, Transition)]
         for move in moves:
             taken.update(place.node for place in move.assign)
-        waits = next((one.reason for one in decided if isinstance(one, Wait)), "")
-        written = None if moves else status.update(job, waits, now, settings)
+        wait = next((one for one in decided if isinstance(one, Wait)), None)
+        written = None if moves else status.update(job, wait, now, settings)
         if written is not None:
             actions.append(written)
     actions.extend(warm.leftovers(view))
@@ -78,25 +78,18 @@ def _job(
     changed = membership.change(view, job, taken, membership.find(view, job))
     if changed is not None:
         return [changed]
+    if generation.phase is not Phase.PAUSE:
+        again = recover.broken(view, job, now, settings)
+        if again is not None:
+            return [again]
     late = list(deaths.of_deadlines(view, job, now, settings))
     if late:
         return late
-
-    actions: list[Action] = []
-    noted = incidents.follow(job)
     if generation.phase is Phase.PAUSE:
-        actions.append(recover.paused(view, job))
-    elif generation.phase is Phase.RESTORE:
-        again = recover.broken(view, job, now, settings)
-        if again is not None:
-            return [again]
-        if noted is not None:
-            return [noted]  # before the next mark, so that the timeline stands in order
-        actions.append(recover.restoring(job))
-    elif generation.phase is Phase.RUNNING:
-        again = recover.broken(view, job, now, settings)
-        if again is not None:
-            return [again]
-        if noted is not None:
-            actions.append(noted)
-    return actions
+        return [recover.paused(view, job, now, settings)]
+    noted = incidents.follow(job)
+    if noted is not None:
+        return [noted]  # before the next mark, so that the timeline stands in order
+    if generation.phase is Phase.RESTORE:
+        return [recover.restoring(job)]
+    return []

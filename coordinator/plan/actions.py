@@ -82,10 +82,14 @@ class UpdateIncident:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be done for a job now; the reason says what it waits for."""
+    """Nothing can be done for a job now; the reason says what it waits for.
+
+    ``blocked``: it can't go on by itself, its status is WAITING.
+    """
 
     job: str
     reason: str
+    blocked: bool = False
 
 
 Action: TypeAlias = (

@@ -39,7 +39,7 @@ def of_deadlines(
     late: list[tuple[Slot, str]] = []
     if generation.phase is Phase.PAUSE:
         for slot in holders.owners(job):
-            limit = _pause_limit(view, job, slot, settings)
+            limit = _pause_limit(slot, settings)
             if waited >= limit and holders.acks(job, slot) is None:
                 late.append((slot, f"it has not acknowledged PAUSE within {limit:g} s"))
     elif generation.phase is Phase.RESTORE and waited >= settings.restore:
@@ -52,18 +52,21 @@ def of_deadlines(
     for slot, why in late:
         if view.flags_of(slot.node).is_dead(slot.incarnation):
             continue
-        if holders.keeps_a_holder(view, job, frozenset(one.slot for one, _ in late)):
+        if holders.held_elsewhere(view, job, slot, {one.slot for one, _ in late}):
             yield DeclareDead(slot.node, slot.incarnation, why)
         else:
             yield Wait(
                 job.job.spec.name,
-                f"node {slot.node}: {why}; it is the last holder of its shard position, "
+                f"node {slot.node}: {why}; nobody else is known to hold its shard position, "
                 "so it is not given up while it may still answer",
+                blocked=True,
             )
 
 
-def _pause_limit(view: ClusterView, job: JobView, slot: Slot, settings: Settings) -> float:
-    """An owner whose trainers exist must answer soon; one that must start them gets longer."""
-    generation = job.current
-    fresh = any(rank.since == generation.generation for rank in slot.ranks)
-    return settings.start if fresh else settings.pause
+def _pause_limit(slot: Slot, settings: Settings) -> float:
+    """An owner whose trainers exist must answer soon; one that may still start them gets longer.
+
+    No RESTORE has named its trainers yet then, however many generations that has taken.
+    """
+    starting = any(not rank.instance for rank in slot.ranks)
+    return settings.start if starting else settings.pause

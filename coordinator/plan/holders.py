@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from coordinator.model import (
     ClusterView,
     JobView,
+    Phase,
     RankAck,
     RankProgress,
     Slot,
@@ -23,6 +24,14 @@ def owners(job: JobView) -> Iterator[Slot]:
         slot = job.slots[number]
         if slot.node:
             yield slot
+
+
+def staged(job: JobView) -> frozenset[int]:
+    """Slots written for a generation whose record isn't there: a large change takes several
+    transactions, and the leader that began it is gone. Only the next generation makes them valid.
+    """
+    current = 0 if job.generation is None else job.generation.generation
+    return frozenset(number for number, one in job.slots.items() if one.generation > current)
 
 
 def ended(view: ClusterView, job: JobView, slot: Slot) -> dict[int, TrainerExit]:
@@ -81,37 +90,50 @@ def progress(job: JobView, slot: Slot, local: int) -> RankProgress | None:
 
 
 def holds_state(job: JobView, slot: Slot, local: int) -> bool:
-    """Whether a rank is known to hold a whole state, by its ack or by what it restored before."""
+    """Whether a rank is known to hold a whole state.
+
+    By what it acknowledged, or by what it has restored since: an EMPTY acknowledgement stays
+    where it is while the rank pulls and goes on.
+    """
     given = acks(job, slot)
-    if given is not None:
-        return given[local].phase is not StepPhase.EMPTY
+    if given is not None and given[local].phase is not StepPhase.EMPTY:
+        return True
     seen = progress(job, slot, local)
-    return seen is not None and seen.restored >= slot.ranks[local].since > 0
+    first = slot.ranks[local].since if given is None else job.current.generation
+    return seen is not None and seen.restored >= first > 0
 
 
-def keeps_a_holder(view: ClusterView, job: JobView, without: frozenset[int]) -> bool:
-    """Whether every shard position that slots of ``without`` hold is held by another slot too.
+def may_hold_state(job: JobView, slot: Slot, local: int) -> bool:
+    """Whether it can't be excluded that a rank holds state: the safe side of the above."""
+    if not slot.ranks[local].instance:
+        return False  # no RESTORE has reached this trainer
+    given = acks(job, slot)
+    if job.current.phase is Phase.PAUSE and given is not None:
+        return given[local].phase is not StepPhase.EMPTY
+    return True
+
+
+def held_elsewhere(view: ClusterView, job: JobView, slot: Slot, leaving: Set[int]) -> bool:
+    """Whether all that a slot may hold is held by other slots too, not counting ``leaving``.
 
     Rule 8: nobody that still answers is given up while it is the last holder of a position.
     """
     spec = job.job.spec
-    leaving: set[int] = set()
-    staying: set[int] = set()
-    for slot in owners(job):
-        over = ended(view, job, slot)
-        lives = view.alive(slot.node, slot.incarnation)
-        for local, rank in enumerate(slot.ranks):
-            if local in over:
-                continue
-            position = spec.shard_position(spec.rank(slot.slot, local))
-            if slot.slot in without:
-                # not known to be empty counts as holding: the safe side
-                given = acks(job, slot)
-                if given is not None and given[local].phase is StepPhase.EMPTY:
-                    continue
-                if not rank.instance:
-                    continue
-                leaving.add(position)
-            elif lives and holds_state(job, slot, local):
-                staying.add(position)
-    return leaving <= staying
+    over = ended(view, job, slot)
+    held = {
+        spec.shard_position(spec.rank(slot.slot, local))
+        for local in range(len(slot.ranks))
+        if local not in over and may_hold_state(job, slot, local)
+    }
+    for other in owners(job):
+        if other.slot == slot.slot or other.slot in leaving:
+            continue
+        if not view.alive(other.node, other.incarnation):
+            continue
+        over = ended(view, job, other)
+        held -= {
+            spec.shard_position(spec.rank(other.slot, local))
+            for local in range(len(other.ranks))
+            if local not in over and holds_state(job, other, local)
+        }
+    return not held

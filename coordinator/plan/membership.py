@@ -34,9 +34,11 @@ class Faults:
     """Slots whose owner is dead."""
     ended: tuple[tuple[int, int, TrainerExit], ...] = ()
     """(slot, local rank, exit) of ended trainers on living nodes."""
+    staged: tuple[int, ...] = ()
+    """Slots that an earlier leader wrote for the next generation, without coming to its record."""
 
     def __bool__(self) -> bool:
-        return bool(self.lost or self.ended)
+        return bool(self.lost or self.ended or self.staged)
 
 
 def find(view: ClusterView, job: JobView) -> Faults:
@@ -46,20 +48,26 @@ def find(view: ClusterView, job: JobView) -> Faults:
     """
     lost: list[int] = []
     over: list[tuple[int, int, TrainerExit]] = []
+    staged = tuple(sorted(holders.staged(job)))
     for slot in holders.owners(job):
         if view.flags_of(slot.node).is_dead(slot.incarnation):
             lost.append(slot.slot)
-        else:
+        elif slot.slot not in staged:
             ended = holders.ended(view, job, slot)
             over.extend((slot.slot, local, ended[local]) for local in sorted(ended))
-    return Faults(tuple(lost), tuple(over))
+    return Faults(tuple(lost), tuple(over), staged)
 
 
 def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait:
-    """Generation 1: a node for every slot, all of them at once."""
+    """Generation 1: a node for every slot, all of them at once.
+
+    Nodes that an earlier leader had placed before it got to the record keep their place.
+    """
     spec = job.job.spec
     found = candidates(view, job.job, taken).all
-    if len(found) < spec.slots:
+    kept = {one.slot for one in holders.owners(job) if view.alive(one.node, one.incarnation)}
+    open_slots = [number for number in range(spec.slots) if number not in kept]
+    if len(found) < len(open_slots):
         refused = [
             f"{node}: {why}"
             for node in sorted(view.nodes)
@@ -67,12 +75,14 @@ def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait
         ]
         return Wait(
             spec.name,
-            f"needs {spec.slots} nodes, {len(found)} are free"
+            f"needs {len(open_slots)} nodes, {len(found)} are free"
             + (f" ({'; '.join(refused[:5])})" if refused else ""),
         )
     build = _Builder(view, job, 1)
-    for number in range(spec.slots):
-        build.place(number, found[number])
+    for number, node in zip(open_slots, found, strict=False):
+        if number in job.slots:
+            build.free(job.slots[number])
+        build.place(number, node)
     return build.transition(None, f"start on {spec.slots} nodes")
 
 
@@ -87,7 +97,8 @@ def change(
     current = job.current
     spec = job.job.spec
     found = candidates(view, job.job, taken)
-    if not faults and not (current.empty_slots and found.all):
+    empty = {number for number, slot in job.slots.items() if not slot.node}
+    if not faults and not (empty and found.all):
         return None
     restarts = current.restarts + len(faults.ended)
     if restarts > spec.restarts and faults.ended:
@@ -98,7 +109,9 @@ def change(
     hot = set(found.hot)
     reasons: list[str] = []
     nodes: list[str] = []
-    for number in sorted({*faults.lost, *current.empty_slots}):
+    if faults.staged:
+        reasons.append(f"slots {some(faults.staged)} were written before the leader changed")
+    for number in sorted({*faults.lost, *empty}):
         old = job.slots.get(number, Slot(slot=number))
         if old.node:
             nodes.append(old.node)
@@ -110,7 +123,9 @@ def change(
             reasons.append(f"slot {number}: {old.node or 'empty'} -> {kind} spare {node}")
         else:
             build.empty(number)
-            reasons.append(f"slot {number}: {old.node or 'empty'} is lost, no node is free")
+            what = f"{old.node} is lost" if old.node else "still empty"
+            reasons.append(f"slot {number}: {what}, no node is free")
+    leaving = {*faults.lost}
     by_slot: dict[int, list[tuple[int, TrainerExit]]] = {}
     for number, local, exit_ in faults.ended:
         by_slot.setdefault(number, []).append((local, exit_))
@@ -120,19 +135,23 @@ def change(
         how = ", ".join(
             f"rank {spec.rank(number, local)} {describe(exit_)}" for local, exit_ in over
         )
-        movable = holders.keeps_a_holder(view, job, frozenset({number}))
-        if free and free[0] in hot and movable:
+        # an unhealthy node leaves even for a spare that has to start first
+        better = bool(free) and (
+            free[0] in hot or bool(unusable(view, old.node, spec.ranks_per_node))
+        )
+        if better and holders.held_elsewhere(view, job, old, leaving):
             node = free.pop(0)
+            leaving.add(number)
             build.free(old)
             build.place(number, node)
-            reasons.append(f"slot {number}: {how} on {old.node} -> hot spare {node}")
+            kind = "hot" if node in hot else "cold"
+            reasons.append(f"slot {number}: {how} on {old.node} -> {kind} spare {node}")
         else:
             build.restart(old, frozenset(local for local, _ in over))
             reasons.append(f"slot {number}: {how} on {old.node}, restarted there")
     why = "; ".join(reasons)
-    cause = Cause.NODE_LOST if faults.lost else Cause.TRAINER_ENDED
-    if not faults:  # a node came for an empty slot: what began the incident stands in it
-        cause = Cause.NODE_LOST
+    # a node that comes for an empty slot goes on with the incident that emptied it
+    cause = Cause.TRAINER_ENDED if faults.ended and not faults.lost else Cause.NODE_LOST
     return build.transition((cause, tuple(nodes)), why, restarts=restarts)
 
 
@@ -140,7 +159,7 @@ def regroup(view: ClusterView, job: JobView, cause: Cause, why: str) -> Transiti
     """A generation that changes nobody: the group is rebuilt, with another store."""
     current = job.current
     build = _Builder(view, job, current.generation + 1)
-    return build.transition((cause, ()), why, regroups=_regroups(job) + 1)
+    return build.transition((cause, ()), why, regroups=regroups(job) + 1)
 
 
 def restart_ranks(view: ClusterView, job: JobView, ranks: Set[int], why: str) -> Transition:
@@ -154,15 +173,15 @@ def restart_ranks(view: ClusterView, job: JobView, ranks: Set[int], why: str) ->
         )
         if local:
             build.restart(slot, local)
-    return build.transition((Cause.TRAINER_ENDED, ()), why)
+    return build.transition((Cause.TRAINER_ENDED, ()), why, regroups=regroups(job) + 1)
 
 
 def regroup_delay(job: JobView, settings: Settings) -> float:
     """How long a broken group waits for a culprit, in seconds."""
-    return float(min(settings.regroup * 2 ** min(_regroups(job), 16), settings.regroup_max))
+    return float(min(settings.regroup * 2 ** min(regroups(job), 16), settings.regroup_max))
 
 
-def _regroups(job: JobView) -> int:
+def regroups(job: JobView) -> int:
     """Generations in a row that changed nobody; a committed step ends the row."""
     current = job.current
     if job.incident is not None and job.incident.closed:
@@ -195,6 +214,12 @@ def ended(job: JobView, phase: Phase, why: str) -> Transition:
     return Transition(replace(current, phase=phase, reason=why), why, incident=incident)
 
 
+def some(numbers: tuple[int, ...]) -> str:
+    """Numbers for people, not too many of them."""
+    shown = ", ".join(str(one) for one in numbers[:8])
+    return shown + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
 def describe(exit_: TrainerExit) -> str:
     """How a trainer ended, in a few words."""
     if exit_.signal:
@@ -212,12 +237,10 @@ class _Builder:
         self._slots: dict[int, Slot] = {}
         self._assign: list[Assignment] = []
         self._unassign: list[str] = []
-        self._empty = set(job.generation.empty_slots) if job.generation else set[int]()
 
     def place(self, number: int, node: str) -> None:
         spec = self._job.job.spec
         incarnation = self._view.nodes[node].record.incarnation
-        self._empty.discard(number)
         self._slots[number] = Slot(
             slot=number,
             node=node,
@@ -235,7 +258,6 @@ class _Builder:
         self._slots[old.slot] = replace(old, ranks=ranks, generation=self._number)
 
     def empty(self, number: int) -> None:
-        self._empty.add(number)
         self._slots[number] = Slot(slot=number, generation=self._number)
 
     def free(self, old: Slot) -> None:
@@ -271,7 +293,7 @@ class _Builder:
             phase=Phase.PAUSE,
             spec_revision=job.job.spec_revision,
             last_running_generation=current.last_running_generation if current else 0,
-            empty_slots=tuple(sorted(self._empty)),
+            empty_slots=tuple(number for number in sorted(slots) if not slots[number].node),
             changed_slots=tuple(sorted(self._slots))[:64],
             rendezvous_slots=tuple(sorted(offers)),
             incident=record.id if record is not None else "",

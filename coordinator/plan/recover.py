@@ -26,6 +26,9 @@ from coordinator.plan.actions import Transition, Wait
 SOURCES = 4
 """How many sources a shard position names at most."""
 
+FRESH_STARTS = 3
+"""How often in a row ranks are started afresh because none has its initial state."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
@@ -37,7 +40,7 @@ class _Owned:
     ack: RankAck
 
 
-def paused(view: ClusterView, job: JobView) -> Transition | Wait:
+def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> Transition | Wait:
     """PAUSE: once every owner has acknowledged, name the resume step and who serves it.
 
     The resume step S is the highest that an owner of *this* generation acknowledged (rule 4). At
@@ -60,17 +63,38 @@ def paused(view: ClusterView, job: JobView) -> Transition | Wait:
         return Wait(name, f"PAUSE: no acknowledgement yet from {', '.join(waiting[:5])}{more}")
 
     holding = [one for one in owned if one.ack.phase is not StepPhase.EMPTY]
-    if not holding and generation.last_running_generation:
+    held = {one.position for one in holding}
+    missing = tuple(one for one in range(job.job.spec.shard_positions) if one not in held)
+    if missing and _has_run(job, holding):
         return membership.ended(
-            job, Phase.LOST, "no living trainer holds a state of the job any more"
+            job,
+            Phase.LOST,
+            f"no living trainer holds shard positions {membership.some(missing)} any more",
         )
     if generation.empty_slots:
         return Wait(
             name,
-            f"slots {_some(generation.empty_slots)} are empty and no node is free to take them",
+            f"slots {membership.some(generation.empty_slots)} are empty "
+            "and no node is free to take them",
+            blocked=True,
         )
+    offers = [one.ack.offer for one in owned if one.ack.offer is not None]
+    if not offers:
+        why = "no owner could offer a rendezvous store"
+        if now - job.phase_at < membership.regroup_delay(job, settings):
+            return Wait(name, f"PAUSE: {why}; they are asked again soon")
+        return membership.regroup(view, job, Cause.GROUP_BROKEN, why)
+    rendezvous = offers[generation.regroups % len(offers)]
     if not holding:
-        return _initial(view, job, owned)
+        return _initial(view, job, owned, rendezvous)
+    if missing:
+        return membership.restart_ranks(
+            view,
+            job,
+            {one.ack.rank for one in holding},
+            f"the job has not run yet and shard positions {membership.some(missing)} are lost: "
+            "all begin anew",
+        )
 
     step = max(one.ack.step for one in holding)
     for one in holding:
@@ -79,42 +103,49 @@ def paused(view: ClusterView, job: JobView) -> Transition | Wait:
                 name,
                 f"rank {one.ack.rank} holds state {one.ack.step} {one.ack.phase.name}, which can't "
                 f"reach the resume step {step}: the protocol was violated, an operator must decide",
+                blocked=True,
             )
-    missing = set(range(job.job.spec.shard_positions)) - {one.position for one in holding}
-    if missing:
-        return membership.ended(
-            job,
-            Phase.LOST,
-            f"no living holder of shard positions {_some(tuple(sorted(missing)))}",
-        )
     # who has the step already serves at once; who must apply its own update first comes after
     ready = sorted(holding, key=lambda one: (one.ack.step != step, one.ack.rank))
     empty = {one.position for one in owned if one.ack.phase is StepPhase.EMPTY}
     sources = _sources(ready, empty, "")
     again = any(one.ack.step == step and one.ack.phase is not StepPhase.DONE for one in holding)
-    return _restore(view, job, owned, step, sources, initial=False, lost_steps=int(again))
+    return _restore(job, owned, step, sources, rendezvous, initial=False, lost_steps=int(again))
+
+
+def _has_run(job: JobView, holding: list[_Owned]) -> bool:
+    """Whether there is work to lose: trainers may go on before RUNNING is recorded."""
+    return bool(
+        job.current.last_running_generation
+        or any(one.ack.step > 0 for one in holding)
+        or (job.status is not None and job.status.step > 0)
+    )
 
 
 def _reaches(ack: RankAck, step: int) -> bool:
     return ack.step == step or (ack.step == step - 1 and ack.phase is StepPhase.PREPARED)
 
 
-def _initial(view: ClusterView, job: JobView, owned: list[_Owned]) -> Transition | Wait:
+def _initial(
+    view: ClusterView, job: JobView, owned: list[_Owned], rendezvous: Rendezvous
+) -> Transition:
     """The job has never run: all begin from the lowest rank's own initial state."""
     sources: list[Source] = []
     for position in range(job.job.spec.shard_positions):
         built = [one for one in owned if one.position == position and one.ack.initial_digest]
         if not built:
+            why = f"shard position {position}: no rank has the state that it was built with"
+            if job.current.regroups >= FRESH_STARTS:
+                return membership.ended(
+                    job,
+                    Phase.FAILED,
+                    f"{why}, although all were started afresh {FRESH_STARTS} times",
+                )
             dirty = {one.ack.rank for one in owned if one.position == position}
-            return membership.restart_ranks(
-                view,
-                job,
-                dirty,
-                f"shard position {position}: every rank has rehearsed",
-            )
+            return membership.restart_ranks(view, job, dirty, why)
         first = min(built, key=lambda one: one.ack.rank)
         sources.extend(_sources([first], {position}, first.ack.initial_digest))
-    return _restore(view, job, owned, 0, tuple(sources), initial=True, lost_steps=0)
+    return _restore(job, owned, 0, tuple(sources), rendezvous, initial=True, lost_steps=0)
 
 
 def _sources(ready: list[_Owned], positions: set[int], digest: str) -> tuple[Source, ...]:
@@ -136,22 +167,16 @@ def _sources(ready: list[_Owned], positions: set[int], digest: str) -> tuple[Sou
 
 
 def _restore(
-    view: ClusterView,
     job: JobView,
     owned: list[_Owned],
     step: int,
     sources: tuple[Source, ...],
+    rendezvous: Rendezvous,
     *,
     initial: bool,
     lost_steps: int,
-) -> Transition | Wait:
+) -> Transition:
     generation = job.current
-    offers = [one.ack.offer for one in owned if one.ack.offer is not None]
-    if not offers:
-        return membership.regroup(
-            view, job, Cause.GROUP_BROKEN, "no owner could offer a rendezvous store"
-        )
-    chosen: Rendezvous = offers[generation.regroups % len(offers)]
     why = f"every owner has stopped; resume at step {step}"
     incident = incidents.marked(job, "paused", why)
     if incident is not None:
@@ -163,7 +188,7 @@ def _restore(
             resume_step=step,
             initial=initial,
             sources=sources,
-            rendezvous=chosen,
+            rendezvous=rendezvous,
             reason=why,
         ),
         why,
@@ -205,7 +230,7 @@ def restoring(job: JobView) -> Transition | Wait:
     if waiting:
         return Wait(
             job.job.spec.name,
-            f"RESTORE: ranks {_some(tuple(waiting))} have not joined yet",
+            f"RESTORE: ranks {membership.some(tuple(waiting))} have not joined yet",
         )
     why = f"every rank has joined the group and runs from step {generation.resume_step}"
     return Transition(
@@ -216,9 +241,10 @@ def restoring(job: JobView) -> Transition | Wait:
 
 
 def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> Transition | None:
-    """A broken group, or one that makes no progress, is rebuilt with everybody in it (rule 6).
+    """A broken group, or one that stands still, is rebuilt with everybody in it (rules 6, 7).
 
-    Who is the culprit shows then: it doesn't acknowledge.
+    Who is the culprit shows then: it doesn't acknowledge. Each such generation in a row is given
+    twice the time, so that a slow job comes through.
     """
     generation = job.current
     if job.broken_at is not None:
@@ -227,16 +253,26 @@ def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
         said = [
             f"rank {job.job.spec.rank(slot.slot, local)}: {one.broken}"
             for slot, local, one in _ranks(job)
-            if one is not None and one.broken
+            if one is not None and one.broken and one.generation == generation.generation
         ]
         return membership.regroup(
             view, job, Cause.GROUP_BROKEN, f"the group is broken: {'; '.join(said[:3])}"
         )
-    if generation.phase is Phase.RUNNING:
-        silent = now - max(job.progress_at, job.phase_at)
-        if silent >= settings.progress:
+    patience = 2 ** min(membership.regroups(job), 16)
+    quiet = now - max(job.progress_at, job.phase_at, view.no_eviction_before)
+    if generation.phase is Phase.RUNNING and quiet >= settings.progress * patience:
+        return membership.regroup(
+            view, job, Cause.NO_PROGRESS, f"no step in {settings.progress * patience:g} s"
+        )
+    if generation.phase is Phase.RESTORE and quiet >= settings.restore * patience:
+        number = generation.generation
+        if all(one is not None and one.restored >= number for _, _, one in _ranks(job)):
             return membership.regroup(
-                view, job, Cause.NO_PROGRESS, f"no step in {settings.progress:g} s"
+                view,
+                job,
+                Cause.DEADLINE,
+                f"every rank holds its state, but not all have joined in "
+                f"{settings.restore * patience:g} s",
             )
     return None
 
@@ -269,12 +305,12 @@ def finished(job: JobView) -> Transition | None:
 
 
 def final_digests(job: JobView) -> tuple[str, ...]:
-    """The digest of the final state of each shard position, in order."""
+    """The digest of the final state of each shard position; empty where none is known any more."""
     digests: dict[int, str] = {}
     for slot, local, one in _ranks(job):
         if one is not None and one.digest:
             digests[job.job.spec.shard_position(job.job.spec.rank(slot.slot, local))] = one.digest
-    return tuple(digests[position] for position in sorted(digests))
+    return tuple(digests.get(one, "") for one in range(job.job.spec.shard_positions))
 
 
 def running_step(job: JobView) -> int:
@@ -282,8 +318,3 @@ def running_step(job: JobView) -> int:
     generation: Generation | None = job.generation
     steps = [one.step for _, _, one in _ranks(job) if one is not None]
     return max([0, *steps, generation.resume_step if generation else 0])
-
-
-def _some(numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(str(one) for one in numbers[:8])
-    return shown + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")

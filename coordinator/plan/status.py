@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from coordinator.model import JobState, JobStatus, JobView, Phase, Settings
 from coordinator.plan import recover
-from coordinator.plan.actions import UpdateStatus
+from coordinator.plan.actions import UpdateStatus, Wait
 
 _ENDED = {
     Phase.FINISHED: JobState.FINISHED,
@@ -15,9 +15,10 @@ _ENDED = {
 }
 
 
-def of(job: JobView, waits: str) -> JobStatus:
-    """The status of a job; ``waits`` is what the planner says that it waits for, if anything."""
+def of(job: JobView, wait: Wait | None) -> JobStatus:
+    """The status of a job; ``wait`` is what the planner says that it waits for, if anything."""
     generation, spec = job.generation, job.job.spec
+    waits = wait.reason if wait is not None else ""
     if generation is None:
         return JobStatus(JobState.WAITING, waits or "to be placed")
     step = recover.running_step(job)
@@ -36,7 +37,7 @@ def of(job: JobView, waits: str) -> JobStatus:
     if generation.phase is Phase.RUNNING:
         state, reason = JobState.RUNNING, generation.reason
         replicas = spec.replicas - len(generation.absent_replicas)
-    elif generation.empty_slots:
+    elif generation.empty_slots or (wait is not None and wait.blocked):
         state, reason = JobState.WAITING, waits or generation.reason
     elif not generation.last_running_generation:
         state, reason = JobState.STARTING, waits or generation.reason
@@ -45,9 +46,9 @@ def of(job: JobView, waits: str) -> JobStatus:
     return JobStatus(state, reason, replicas, step, generation.generation)
 
 
-def update(job: JobView, waits: str, now: float, settings: Settings) -> UpdateStatus | None:
+def update(job: JobView, wait: Wait | None, now: float, settings: Settings) -> UpdateStatus | None:
     """The status to write, if it differs: a change of state at once, the rest at its interval."""
-    new, old = of(job, waits), job.status
+    new, old = of(job, wait), job.status
     # an ended job's status stays: its digests came from keys that go with the nodes' leases
     if new == old or (old is not None and old.state.ended and new.state.ended):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from coordinator.model import ClusterView, JobView, TrainerState
+from coordinator.model import ClusterView, JobView, Slot, TrainerState
 from coordinator.plan.actions import KeepWarm, Unassign
 from coordinator.plan.placement import unusable
 
@@ -24,7 +24,9 @@ def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
         job = view.jobs.get(record.job)
         if placed:
             yield KeepWarm(node, "", 0, "it has a slot")
-        elif job is None or _over(job):
+        elif job is None:
+            continue  # its records can't be read now: nothing of it is touched
+        elif _over(job):
             if not runs(view, node, record.job):
                 yield KeepWarm(node, "", 0, f"job {record.job} has ended")
         elif why := unusable(view, node, job.job.spec.ranks_per_node):
@@ -45,13 +47,27 @@ def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
 
 
 def leftovers(view: ClusterView) -> Iterator[Unassign]:
-    """Places of jobs that have ended, once no trainer of the job is left there."""
+    """Places that are none any more.
+
+    Of jobs that have ended: once no trainer of the job is left there, and after the job's status,
+    which is told from what the placed nodes keep in etcd. Of others: where the slot has another
+    owner and the leader that gave it one didn't come to take the old place away.
+    """
     for node, held in sorted(view.assignments.items()):
         job = view.jobs.get(held.job)
-        if job is not None and not _over(job):
+        if job is None or job.generation is None:
             continue
-        if not runs(view, node, held.job):
-            yield Unassign(node, held.job, f"job {held.job} has ended")
+        if _over(job):
+            told = job.status is not None and job.status.state.ended
+            if told and not runs(view, node, held.job):
+                yield Unassign(node, held.job, f"job {held.job} has ended")
+            continue
+        slot = job.slots.get(held.slot, Slot(slot=held.slot))
+        if max(held.generation, slot.generation) > job.generation.generation:
+            continue  # staged: valid only with the next record
+        if (slot.node, slot.incarnation) != (node, held.incarnation):
+            owner = slot.node or "nobody"
+            yield Unassign(node, held.job, f"slot {held.slot} of job {held.job} is {owner}'s")
 
 
 def runs(view: ClusterView, node: str, job: str) -> bool:
