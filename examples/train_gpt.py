@@ -4,8 +4,8 @@
 import sys
 
 import torch
-from gpt import GPT, Corpus
 
+from gpt import GPT, Corpus
 from workerd.trainer import join
 
 steps = int(sys.argv[1])

@@ -5,8 +5,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from gpt import GPT, Corpus
 from torch.nn.parallel import DistributedDataParallel
+
+from gpt import GPT, Corpus
 
 steps = int(sys.argv[1])
 corpus = Corpus(batch=12)

@@ -9,6 +9,8 @@ from coordinator.model import Cause, Incident, IncidentMark, JobView, Phase, Ste
 from coordinator.plan import holders
 from coordinator.plan.actions import UpdateIncident
 
+_CULPRITS = frozenset({Cause.NODE_LOST, Cause.TRAINER_ENDED})
+
 
 def detected(
     job: JobView, generation: int, cause: Cause, nodes: tuple[str, ...], why: str
@@ -17,8 +19,12 @@ def detected(
     mark = IncidentMark(phase="detected", note=why)
     current = job.incident
     if current is not None and not current.closed:
+        # The survivors' broken group often shows before its culprit does.
+        found = cause in _CULPRITS and current.cause not in _CULPRITS
         return replace(
             current,
+            cause=cause if found else current.cause,
+            detail=why if found else current.detail,
             nodes=tuple(dict.fromkeys(current.nodes + nodes)),
             last_generation=generation,
             marks=(*current.marks, mark),
