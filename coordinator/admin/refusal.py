@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from coordinator.admin.history import InTheFuture
+from coordinator.admin.history import InTheFuture, NotKept
 from coordinator.store import (
     Compacted,
     InvalidKey,
@@ -42,7 +42,7 @@ def _code(error: StoreError) -> grpc.StatusCode:
     match error:
         case StoreUnavailable():
             return _Code.UNAVAILABLE
-        case Compacted() | InTheFuture():
+        case Compacted() | NotKept() | InTheFuture():
             return _Code.OUT_OF_RANGE
         case InvalidKey():
             return _Code.INVALID_ARGUMENT

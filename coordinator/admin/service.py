@@ -12,7 +12,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from coordinator.admin import history, reads, writes
+from coordinator.admin import BEGINS_AT, FIRST_KEPT, UNTIL_NOW, history, reads, writes
 from coordinator.admin.events import describe
 from coordinator.admin.refusal import Refused, refusals
 from coordinator.controller.loop import Leadership
@@ -95,6 +95,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             if self._closing.is_set():
                 raise Refused(_Code.UNAVAILABLE, "this coordinator ends; ask another one")
         except Refused as refused:
+            if isinstance(refused.__cause__, history.NotKept):
+                context.set_trailing_metadata(((FIRST_KEPT, str(refused.__cause__.first)),))
             context.abort(refused.code, refused.message)
         finally:
             self._streams.release()
@@ -111,12 +113,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         def listening() -> bool:
             return context.is_active() and not self._closing.is_set()
 
-        # Headers tell the caller that the watch stands, before there is any event.
         for step in history.follow(
             self._store,
             request.from_revision,
             listening,
-            lambda: context.send_initial_metadata(()),
+            lambda start: context.send_initial_metadata(((BEGINS_AT, str(start)),)),
+            only_past=UNTIL_NOW in context.invocation_metadata(),
         ):
             for one in describe(step.key, step.before, step.after):
                 if request.job and one.job != request.job:

@@ -232,9 +232,11 @@ class Controller:
             lease.close(revoke=revoke)
 
     def _resign(self) -> None:
+        revoke = True
         if self._election is not None:
             try:
                 self._election.resign()
             except StoreError as error:
                 log.warning("the election key goes with its lease, not now: %s", error)
-        self._drop(revoke=True)
+                revoke = False
+        self._drop(revoke=revoke)
