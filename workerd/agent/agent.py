@@ -93,7 +93,7 @@ class Agent:
         self._desk = desks.Desk(store, template.node, ttl, self._queue.put)
         self._supervisor = Supervisor(folder, secrets.token_hex(8), self._queue.put)
         self._links = LinkServer(Listener(folder.socket), self._queue.put)
-        self._hands = Hands(folder, self._supervisor, template.node, template.data_address)
+        self._hands = Hands(folder, self._supervisor, template)
         self._rate = StepRate()
         self._rate_of: tuple[str, ...] = ()
         self._beat_at = 0.0
@@ -200,6 +200,7 @@ class Agent:
             node_written=self._desk.node_written,
             written=self._desk.written,
             acked=self._desk.acked,
+            ack_held=self._desk.ack_held,
             busy=self._desk.busy(now),
             steps_per_second=self._rate.per_second(),
         )

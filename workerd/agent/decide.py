@@ -19,6 +19,8 @@ What it holds to, whatever the values are (``tests/property/agent`` checks it):
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workerd.agent.actions import Action, EndTrainer, PlaceTrainer
 from workerd.agent.processes import processes
 from workerd.agent.reports import report
@@ -37,8 +39,8 @@ def decide(orders: Orders | None, local: Local, limits: Limits | None = None) ->
     first = tuple(processes(orders, local, state, limits))
     ended = frozenset(one.instance for one in first if isinstance(one, EndTrainer))
     placed = {one.instance: one.placement for one in first if isinstance(one, PlaceTrainer)}
-    return (
-        *first,
-        *steer(orders, local, state, ended, placed),
-        *report(orders, local, state, limits),
+    trainers = tuple(
+        replace(one, placement=placed.get(one.instance, one.placement)) for one in local.trainers
     )
+    local = replace(local, trainers=trainers)
+    return (*first, *steer(orders, local, state, ended), *report(orders, local, state, limits))

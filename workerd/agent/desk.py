@@ -89,6 +89,7 @@ class Desk:
         self.node_written: Node | None = None
         self.written: Written | None = None
         self.acked: tuple[str, int] | None = None
+        self.ack_held = False
         self.outcome: Outcome | None = None
         """Of the latest try to register; for the agent to take and set to None."""
 
@@ -191,6 +192,7 @@ class Desk:
         lease, self._lease = self._lease, None
         self.node_written = None
         self.written = None
+        self.ack_held = False
         self._ack_revisions.clear()
         self._stale = True
         if lease is not None:
@@ -252,13 +254,13 @@ class Desk:
             case WriteNode(record):
                 self.node_written = record
             case WriteAck(job, ack):
-                self.acked = (job, ack.generation)
+                self.acked, self.ack_held = (job, ack.generation), True
                 self._ack_revisions[job] = done.revision
                 self._stale = True
             case WriteProgress(job, progress, marks):
                 self.written = Written(job, progress, marks, done.at)
             case ClearPlace(job):
-                self.written = None
+                self.written, self.ack_held = None, False
                 self._ack_revisions.pop(job, None)
 
     def _failed(self, kind: str, error: StoreError) -> None:

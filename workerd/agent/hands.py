@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from coordinator.model import JobSpec, TrainerExit
+from coordinator.model import DeviceKind, JobSpec, Node, TrainerExit
 from workerd.agent import messages
 from workerd.agent.actions import (
     Action,
@@ -47,13 +47,12 @@ _NOT_STARTED = 126  # the exit code of a trainer whose process could not be made
 class Hands:
     """The trainers of this node."""
 
-    def __init__(
-        self, folder: RuntimeFolder, supervisor: Supervisor, node: str, data_address: str
-    ) -> None:
+    def __init__(self, folder: RuntimeFolder, supervisor: Supervisor, template: Node) -> None:
         self._folder = folder
         self._supervisor = supervisor
-        self._node = node
-        self._data_address = data_address
+        self._node = template.node
+        self._data_address = template.data_address
+        self._devices = template.devices
         self.entries: dict[str, Entry] = {}
 
     def facts(self) -> tuple[TrainerFacts, ...]:
@@ -198,8 +197,11 @@ class Hands:
                 raise SpawnError(f"the spec of job {action.job} is not known")
             self._folder.trainer(instance)
             page = ProgressPage.create(self._folder.page(instance))
+            environment = dict(spec.environment)
+            if self._devices[action.local_rank].kind is DeviceKind.CPU:
+                environment["CUDA_VISIBLE_DEVICES"] = ""  # this node's GPUs are not for trainers
             pid = self._supervisor.start(
-                instance, spec.command, dict(spec.environment), spec.working_directory
+                instance, spec.command, environment, spec.working_directory
             )
         except (OSError, SpawnError) as error:
             # As one that has ended: the leader counts it, and its message reaches the operator.

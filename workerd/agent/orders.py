@@ -69,7 +69,7 @@ class OrdersDesk:
             orders, revisions = self._parse(snapshot.revision, snapshot.items, wanted, place)
             held, spare = orders.assignment, orders.spare
             # What was read names what is to be read: mostly it is the same as last time.
-            self._place = (held.job, held.slot) if held is not None else None
+            self._place = (held.job, held.slot) if held is not None and held.job else None
             self._named = frozenset(one.job for one in (held, spare) if one is not None and one.job)
             if self._named <= wanted and self._place == place:
                 self._follow(wanted)

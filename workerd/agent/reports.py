@@ -110,6 +110,8 @@ def _ack(orders: Orders, local: Local, state: Owner) -> Iterator[Action]:
     if generation.phase not in (Phase.PAUSE, Phase.RESTORE):
         return
     spec = state.job.spec
+    if local.ack_held and local.acked == (spec.name, number):
+        return  # and what was read is older
     before = orders.jobs[spec.name].ack
     if (
         before is not None

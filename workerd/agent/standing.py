@@ -81,7 +81,7 @@ def standing(orders: Orders | None, local: Local) -> Standing:
     if orders.flags.is_dead(local.incarnation):
         return Condemned(f"incarnation {local.incarnation} is recorded dead", grace=False)
     held = orders.assignment
-    if held is not None and held.incarnation == local.incarnation:
+    if held is not None and held.job and held.incarnation == local.incarnation:
         return _owner(orders.jobs.get(held.job), held.job, held.slot, held.generation, local)
     return _spare(orders)
 

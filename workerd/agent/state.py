@@ -159,7 +159,9 @@ class Local:
     written: Written | None = None
     """The progress record; None while there is none."""
     acked: tuple[str, int] | None = None
-    """(job, generation) of the ack that was written last."""
+    """(job, generation) of the ack that this incarnation has written last."""
+    ack_held: bool = False
+    """Whether that ack is still in etcd: it goes with the lease."""
     busy: frozenset[str] = frozenset()
     """Kinds of writes that are under way: they are not asked for again."""
     steps_per_second: float = 0.0

@@ -15,7 +15,7 @@ from workerd.agent.actions import (
     SendWelcome,
 )
 from workerd.agent.standing import Owner, Standing
-from workerd.agent.state import Local, Orders, Placement, TrainerFacts
+from workerd.agent.state import Local, Orders, TrainerFacts
 
 
 def steer(
@@ -23,11 +23,10 @@ def steer(
     local: Local,
     state: Standing,
     ended: frozenset[str],
-    placed: dict[str, Placement],
 ) -> Iterator[Action]:
     """Messages for the trainers that live and are not being ended.
 
-    ``ended`` and ``placed`` are what the same decision has just asked for, by instance.
+    ``ended`` are the instances whose end the same decision has just asked for.
     """
     if orders is None:
         return
@@ -36,15 +35,13 @@ def steer(
             continue
         if trainer.instance in ended:
             continue
-        yield from _welcome(orders, trainer, placed)
+        yield from _welcome(orders, trainer)
         yield from _release(orders, local, trainer)
         if isinstance(state, Owner):
-            yield from _follow(orders, local, state, trainer, placed)
+            yield from _follow(orders, local, state, trainer)
 
 
-def _welcome(
-    orders: Orders, trainer: TrainerFacts, placed: dict[str, Placement]
-) -> Iterator[Action]:
+def _welcome(orders: Orders, trainer: TrainerFacts) -> Iterator[Action]:
     job = orders.jobs.get(trainer.job)
     if trainer.welcomed or job is None or job.job is None:
         return
@@ -54,7 +51,7 @@ def _welcome(
         spec=job.job.spec,
         spec_revision=trainer.spec_revision,
         local_rank=trainer.local_rank,
-        spare=trainer.placement is None and trainer.instance not in placed,
+        spare=trainer.placement is None,
         reason="it has said hello",
     )
 
@@ -75,9 +72,8 @@ def _follow(
     local: Local,
     state: Owner,
     trainer: TrainerFacts,
-    placed: dict[str, Placement],
 ) -> Iterator[Action]:
-    if not state.keeps(trainer) and trainer.instance not in placed:
+    if not state.keeps(trainer):
         return
     generation, spec = state.generation, state.job.spec
     number = generation.generation
