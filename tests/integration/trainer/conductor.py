@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for workerd and the leader: real trainer processes over the real link, driven by hand.
+
+It keeps to the protocol and to nothing else: what it decides, it decides from the messages.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from protos.membership_pb2 import COMPUTING, DONE, EMPTY, PREPARED, Rendezvous, Source
+from protos.trainer_pb2 import (
+    Committed,
+    Done,
+    Failed,
+    Hello,
+    Joined,
+    Ready,
+    Release,
+    Restore,
+    Running,
+    Stop,
+    Stopped,
+    Welcome,
+)
+from workerd.protocol import link as wire
+from workerd.protocol.page import PageView, ProgressPage
+
+DEADLINE = 60.0
+ROOT = Path(__file__).parents[3]
+SCRIPT = Path(__file__).with_name("script.py")
+
+M = TypeVar("M")
+
+
+class Trainer:
+    """One real trainer process and workerd's end of its link."""
+
+    def __init__(
+        self,
+        folder: Path,
+        instance: str,
+        spare: bool,
+        replicas: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.instance = instance
+        self.messages: list[wire.Upward] = []
+        self.failed: str | None = None
+        self._changed = threading.Condition()
+        page = folder / f"{instance}.page"
+        self.page = ProgressPage.create(page)
+        self.output = folder / f"{instance}.log"
+        listener = wire.Listener(folder / f"{instance}.sock")
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT)],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(ROOT),
+                    "OMP_NUM_THREADS": "1",
+                    wire.SOCKET_VARIABLE: str(folder / f"{instance}.sock"),
+                    wire.INSTANCE_VARIABLE: instance,
+                    wire.PAGE_VARIABLE: str(page),
+                    **environment,
+                },
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self._spare, self._replicas, self._listener = spare, replicas, listener
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            self.link = self._listener.accept(DEADLINE)
+        except wire.LinkError:
+            return
+        finally:
+            self._listener.close()
+        hello = self.link.receive(DEADLINE)
+        assert isinstance(hello, Hello)
+        assert hello.pid == self.process.pid
+        self.link.send(
+            Welcome(
+                job="job",
+                seed=7,
+                ranks_per_node=1,
+                shard_positions=1,
+                replicas=self._replicas,
+                spare=self._spare,
+                data_address="127.0.0.1",
+            )
+        )
+        while True:
+            try:
+                message = self.link.receive()
+            except wire.LinkClosed:
+                with self._changed:
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self.messages.append(message)
+                if isinstance(message, Failed):
+                    self.failed = message.traceback
+                self._changed.notify_all()
+
+    def expect(
+        self, kind: type[M], fits: Callable[[M], bool] = lambda m: True, *, alive: bool = True
+    ) -> M:
+        """The first message of a kind that fits, now or within the deadline."""
+        deadline = time.monotonic() + DEADLINE
+        with self._changed:
+            while True:
+                for message in self.messages:
+                    if isinstance(message, kind) and fits(message):
+                        return message
+                left = deadline - time.monotonic()
+                ended = alive and self.process.poll() is not None
+                if left <= 0 or ended or (self.failed and kind is not Failed):
+                    raise AssertionError(
+                        f"{self.instance} sends no {kind.__name__}"
+                        f" (exit {self.process.poll()}):\n"
+                        f"{self.failed or ''}\n{self.output.read_text()[-4000:]}\n"
+                        f"{[type(m).__name__ for m in self.messages]}"
+                    )
+                self._changed.wait(min(left, 0.2))
+
+    def reached(self, fits: Callable[[PageView], bool]) -> PageView:
+        """The page's first view that fits, by looking at it often."""
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            view = self.page.read()
+            if fits(view):
+                return view
+            assert time.monotonic() < deadline, f"{self.instance} stands at {view}"
+            assert self.process.poll() is None, self.output.read_text()
+            time.sleep(0.0005)  # noqa: TID251 - a page has no event to wait on
+
+    def reached_step(self, step: int) -> PageView:
+        return self.reached(lambda view: view.step >= step)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.process.pid, number)
+        if number == signal.SIGKILL:
+            self.process.wait(DEADLINE)
+
+    def counts(self) -> tuple[int, int]:
+        """Threads and open descriptors of the process."""
+        own = Path(f"/proc/{self.process.pid}")
+        return len(list((own / "task").iterdir())), len(list((own / "fd").iterdir()))
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(DEADLINE)
+        self._thread.join(DEADLINE)
+        if hasattr(self, "link"):
+            self.link.close()
+
+
+class Conductor:
+    """One job of replicas of one rank each. Ranks are the keys of `ranks`."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.generation = 0
+        self.ranks: dict[int, Trainer] = {}
+        self.all: list[Trainer] = []
+        self.replaced: list[Trainer] = []
+        self.resume_step = -1
+
+    def trainer(
+        self, environment: Mapping[str, str], *, spare: bool = False, replicas: int = 3
+    ) -> Trainer:
+        """Starts one more."""
+        together = {**self.environment, **environment}
+        trainer = Trainer(self.folder, f"t{len(self.all)}", spare, replicas, together)
+        self.all.append(trainer)
+        return trainer
+
+    def start(
+        self, size: int = 3, spares: int = 0, special: Mapping[int, Mapping[str, str]] | None = None
+    ) -> list[Trainer]:
+        """Starts `size` ranks (some with an environment of their own) and runs generation 1.
+
+        Answers the spares, which are ready by then.
+        """
+        waiting = [
+            self.trainer({"REHEARSE": "1"}, spare=True, replicas=size) for _ in range(spares)
+        ]
+        for rank in range(size):
+            own = (special or {}).get(rank, {})
+            self.ranks[rank] = self.trainer(own, replicas=size)
+        for trainer in waiting:
+            trainer.expect(Ready)
+        self.pause()
+        self.restore(self.stopped())
+        self.running()
+        return waiting
+
+    def pause(self, replace: Mapping[int, Trainer] | None = None) -> None:
+        self.generation += 1
+        for rank, trainer in (replace or {}).items():
+            self.replaced.append(self.ranks[rank])
+            self.ranks[rank] = trainer
+        for rank, trainer in self.ranks.items():
+            if self.generation == 1:
+                trainer.expect(Ready)
+            trainer.link.send(
+                Stop(generation=self.generation, rank=rank, offer_rendezvous=rank < 2)
+            )
+
+    def stopped(self) -> dict[int, Stopped]:
+        generation = self.generation
+        return {
+            rank: trainer.expect(Stopped, lambda m: m.generation == generation)
+            for rank, trainer in self.ranks.items()
+        }
+
+    def restore(self, acks: Mapping[int, Stopped], only: Sequence[int] | None = None) -> int:
+        """RESTORE from the acks; answers S."""
+        held = [ack.step for ack in acks.values() if ack.phase != EMPTY]
+        initial = not held
+        step = max(held) if held else 0
+        lowest = min(acks)
+        sources = [
+            Source(
+                rank=rank,
+                node=f"node-of-{self.ranks[rank].instance}",
+                instance=self.ranks[rank].instance,
+                address=ack.shard_address,
+                initial_digest=ack.initial_digest if initial else "",
+            )
+            for rank, ack in acks.items()
+            if (initial and rank == lowest)
+            or (ack.phase in (COMPUTING, PREPARED, DONE) and ack.step == step)
+            or (ack.phase == PREPARED and ack.step == step - 1)
+        ]
+        offer = next(ack.offer for ack in acks.values() if ack.HasField("offer"))
+        for rank in self.ranks if only is None else only:
+            self.ranks[rank].link.send(
+                Restore(
+                    generation=self.generation,
+                    resume_step=step,
+                    initial=initial,
+                    rank=rank,
+                    replica=rank,
+                    replicas=len(self.ranks),
+                    sources=sources,
+                    rendezvous=Rendezvous(address=offer.address, nonce=offer.nonce),
+                )
+            )
+        self.resume_step = step
+        return step
+
+    def running(self) -> None:
+        generation = self.generation
+        for trainer in self.ranks.values():
+            trainer.expect(Joined, lambda m: m.generation == generation)
+        for trainer in self.ranks.values():
+            trainer.link.send(Running(generation=generation))
+
+    def recover(self, replace: Mapping[int, Trainer] | None = None) -> int:
+        """A whole recovery that puts `replace` into the ranks; answers S."""
+        self.pause(replace)
+        step = self.restore(self.stopped())
+        self.running()
+        return step
+
+    def committed(self) -> None:
+        """Every rank has applied its first update of the generation."""
+        generation = self.generation
+        for trainer in self.ranks.values():
+            trainer.expect(Committed, lambda m: m.generation == generation)
+
+    def finish(self) -> str:
+        """The end of the job: the digest that all ranks report, after all have exited with 0."""
+        digests = {trainer.expect(Done).digest for trainer in self.ranks.values()}
+        steps = {trainer.expect(Done).step for trainer in self.ranks.values()}
+        assert len(digests) == 1, digests
+        assert len(steps) == 1, steps
+        living = [trainer for trainer in self.all if trainer not in self.replaced]
+        for trainer in living:
+            trainer.link.send(Release(step=max(steps)))
+        for trainer in living:
+            assert trainer.process.wait(DEADLINE) == 0, trainer.output.read_text()
+        return digests.pop()
+
+    def close(self) -> None:
+        for trainer in self.all:
+            trainer.close()

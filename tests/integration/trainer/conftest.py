@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.trainer.conductor import Conductor
+
+
+@pytest.fixture
+def conduct(tmp_path: Path) -> Iterator[Callable[..., Conductor]]:
+    """Makes conductors; whatever they started is gone afterwards."""
+    made: list[Conductor] = []
+
+    def make(**environment: str) -> Conductor:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Conductor(folder, **environment))
+        return made[-1]
+
+    yield make
+    for conductor in made:
+        conductor.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The digest of a run that nothing happens to, by its environment; run once each."""
+    known: dict[tuple[tuple[str, str], ...], str] = {}
+
+    def digest(**environment: str) -> str:
+        key = tuple(sorted(environment.items()))
+        if key not in known:
+            conductor = Conductor(tmp_path_factory.mktemp("undisturbed"), **environment)
+            try:
+                conductor.start()
+                known[key] = conductor.finish()
+            finally:
+                conductor.close()
+        return known[key]
+
+    return digest

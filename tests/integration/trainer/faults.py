@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a test makes go wrong inside a trainer, by environment variables."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from workerd.trainer import Job
+from workerd.trainer.errors import GroupBroken
+from workerd.trainer.group import Group
+
+
+def install() -> None:
+    """LATE=STEP: this rank does not learn that the agreement of that step has ended."""
+    late = os.environ.get("LATE")
+    if late is None:
+        return
+    agree = Group.agree
+    calls = 0
+
+    def learns_late(self: Group, bits: int = 0) -> int:
+        nonlocal calls
+        agreed = agree(self, bits)
+        calls += 1
+        if calls == int(late) + 1:
+            while True:
+                try:
+                    self.check()
+                except GroupBroken:
+                    raise
+                time.sleep(0.001)  # noqa: TID251 - a test's script
+        return agreed
+
+    Group.agree = learns_late  # type: ignore[method-assign]
+
+
+def at(place: str, job: Job) -> None:
+    """`PLACE`=STEP:DEED or STEP:RANK:DEED does a deed there."""
+    wanted = os.environ.get(place.upper())
+    pace = float(os.environ.get("PACE", "0"))
+    if place == "forward" and pace:
+        time.sleep(pace)  # noqa: TID251 - a test's script
+    if wanted is None:
+        return
+    step, deed = wanted.split(":", 1)
+    if job.step != int(step):
+        return
+    if deed == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif deed == "raise":
+        raise RuntimeError("on purpose")
+    elif deed.startswith("hold="):  # until the file is there
+        path = Path(deed.removeprefix("hold="))
+        path.with_suffix(".held").touch()
+        while not path.exists():
+            time.sleep(0.001)  # noqa: TID251 - a test's script

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job as a training script sees it."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from protos.trainer_pb2 import Hello, Welcome
+from workerd.protocol import link as wire
+from workerd.protocol.page import ProgressPage
+from workerd.shards.errors import UnsupportedState
+from workerd.shards.state import TrackedState
+from workerd.trainer.attempt import Attempt, Overhead
+from workerd.trainer.buffers import SharedBuffers
+from workerd.trainer.children import guard_children
+from workerd.trainer.errors import LinkLost, MisuseError, Released
+from workerd.trainer.group import Group
+from workerd.trainer.replicate import Replicator
+from workerd.trainer.session import Session
+from workerd.trainer.streams import Streams, derive
+
+_WELCOME_TIMEOUT = 30.0  # seconds
+
+Self = TypeVar("Self", bound="Job")
+
+
+@dataclass
+class _Built:
+    """What a script has told of itself."""
+
+    objects: dict[str, Any]
+    optimizers: list[Any]
+
+
+class Job:
+    """A training job, joined. Use it as a context manager; made by `join`.
+
+    A clean exit keeps the final state until every rank has finished. An exception is reported to
+    workerd and goes on.
+    """
+
+    def __init__(self, session: Session | None, device: torch.device, seed: int) -> None:
+        self.device = device
+        self.seed = seed
+        self.overhead = Overhead()
+        self.streams = Streams(device)
+        self.session = session
+        self.buffers: SharedBuffers | None = None
+        self.rehearsing = False
+        self.alone_step = 0  # of a job without workerd
+        self._built: _Built | None = None
+        self._ready = False
+        self._attempt = Attempt(self)
+        address = session.welcome.data_address if session is not None else "127.0.0.1"
+        self._replicator = Replicator(address, self._group, self._attempt.may_reduce)
+        # All replicas build the same model: the streams do not depend on the rank yet.
+        self.streams.seed(derive(seed, -1, -1))
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        session = self.session
+        if session is None:
+            return False
+        try:
+            if isinstance(error, Released):
+                return True
+            ends = error is None or (
+                isinstance(error, SystemExit)
+                and error.code in (None, 0)
+                and not self._attempt.active
+            )
+            if not ends:
+                session.failed("".join(traceback.format_exception(kind, error, trace)))
+                return False
+            try:
+                if self._wait_ready():
+                    session.finish()
+            except BaseException:
+                session.failed(traceback.format_exc())
+                raise
+            return False
+        finally:
+            session.close()
+
+    @property
+    def step(self) -> int:
+        """The number of updates applied so far. Waits for a place in the job if it has none yet."""
+        session = self.session
+        if session is None:
+            return self.alone_step
+        if session.placed is None:
+            try:
+                self._place()
+            except Released:
+                return session.released_at() or 0
+        return session.standing.step
+
+    @property
+    def replica(self) -> int:
+        """Which replica this rank belongs to, from 0. Waits for a place if it has none yet."""
+        return self._place().replica if self.session is not None else 0
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas train now. Waits for a place if it has none yet."""
+        return self._place().replicas if self.session is not None else 1
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the whole job. Waits for a place if it has none yet."""
+        return self._place().rank if self.session is not None else 0
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A generator on `device` that starts anew from (seed, step, rank) at every attempt."""
+        return self.streams.generator
+
+    def replicate(self, module: nn.Module, **ddp: Any) -> DistributedDataParallel:
+        """Wraps a module so that its gradients become the mean over the replicas.
+
+        The module is on `device` already. Further arguments go to DistributedDataParallel; what
+        its broadcast_buffers does is done at every commit. Raises MisuseError for arguments that
+        the job decides itself, or once steps have begun.
+        """
+        self._before_ready("replicate()")
+        return self._replicator.replicate(module, **ddp)
+
+    def track(self, **objects: Any) -> None:
+        """Names what a replica serves and a spare receives, once for the whole job.
+
+        Everything that a step changes belongs here: modules, optimizers, schedulers, and anything
+        else with `state_dict` and `load_state_dict`. Raises MisuseError.
+        """
+        self._before_ready("track()")
+        if self._built is not None:
+            raise MisuseError("track() was called before: name all objects in one call")
+        if not objects:
+            raise MisuseError("track() takes what is to be kept, by name: track(model=model, ...)")
+        try:
+            self.tracked = TrackedState(objects)
+        except UnsupportedState as error:
+            raise MisuseError(f"track(): {error}") from error
+        optimizers = [v for v in objects.values() if hasattr(v, "zero_grad") and _steps(v)]
+        self._built = _Built(dict(objects), optimizers)
+
+    def rehearse(self, fn: Callable[[], object]) -> None:
+        """On a spare, runs one made-up step, so that kernels and memory are warm; else nothing.
+
+        `fn` does what a step does, without a group: forward, backward, the optimizer's step (it
+        may use `attempt` and `commit`). What it changes is thrown away: a spare pulls.
+        """
+        self._before_ready("rehearse()")
+        built = self._tracked_once("rehearse()")
+        if self.session is None or not self.session.welcome.spare:
+            return
+        self.session.rehearsed()
+        self.rehearsing = True
+        try:
+            fn()
+        finally:
+            self.rehearsing = False
+        for optimizer in built.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def attempt(self) -> Attempt:
+        """One step, as a context: repeated whole after a failure, never half applied.
+
+        Inside it, `commit` is called once. After a failure the block ends without having changed
+        anything and `step` is the same as before: the script's loop computes it again.
+        """
+        return self._attempt
+
+    def commit(self, optimizer: Any, *others: Any) -> None:
+        """Applies the update of all optimizers, once every rank of the job has its gradients.
+
+        What follows in the attempt's block (a scheduler, an average of the weights) belongs to
+        the update. Raises MisuseError outside an attempt, when called twice, or for an optimizer
+        that is not tracked.
+        """
+        self._attempt.commit((optimizer, *others))
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The tracked optimizers. Raises MisuseError before `track`."""
+        return self._tracked_once("a step").optimizers
+
+    def make_ready(self) -> None:
+        """Tells workerd, once, that everything is built that needs no group. Raises MisuseError."""
+        if self._ready:
+            return
+        built = self._tracked_once("the first step")
+        modules = [value for value in built.objects.values() if isinstance(value, nn.Module)]
+        held = {id(p) for module in modules for p in module.parameters()}
+        for wrapped in self._replicator.wrapped:
+            if any(id(p) not in held for p in wrapped.parameters()):
+                raise MisuseError("a replicated module is not tracked: a spare would not get it")
+        session = self.session
+        if session is not None:
+            if session.welcome.replicas > 1 and not self._replicator.wrapped:
+                raise MisuseError("no module was replicated: the replicas would go apart")
+            self.buffers = SharedBuffers(modules)
+            session.reloaded = self.buffers.rebase
+            for number, layout in enumerate(self._replicator.layouts):
+                session.facts[f"layout of replicated module {number}"] = layout
+            session.ready(self.tracked)
+        self._ready = True
+
+    def _place(self) -> Any:
+        session = self.session
+        assert session is not None
+        self.make_ready()
+        if session.placed is None:
+            session.settle()
+        assert session.placed is not None
+        return session.placed
+
+    def _wait_ready(self) -> bool:
+        # A script that never asks for its step has nothing that others could wait for.
+        if self._built is None:
+            raise MisuseError("the script has ended without track(): nothing was trained")
+        self.make_ready()
+        return True
+
+    def _group(self) -> Group | None:
+        if self.rehearsing or self.session is None:
+            return None
+        return self.session.group
+
+    def _before_ready(self, what: str) -> None:
+        if self._ready:
+            raise MisuseError(f"{what} comes before the first use of step, replica or attempt()")
+
+    def _tracked_once(self, what: str) -> _Built:
+        if self._built is None:
+            raise MisuseError(f"{what} needs track(model=..., optimizer=...) before it")
+        return self._built
+
+
+def _steps(value: Any) -> bool:
+    return callable(getattr(value, "step", None))
+
+
+def join() -> Job:
+    """Meets the local workerd, as the environment names it, and never waits for a place.
+
+    Outside Hotspare (no HOTSPARE_SOCKET) it answers a job of this process alone, so that a script
+    runs and is debugged as it is. Raises LinkLost if workerd is named but does not answer.
+    """
+    path = os.environ.get(wire.SOCKET_VARIABLE)
+    if path is None:
+        return Job(None, _device(0), seed=0)
+    instance = os.environ[wire.INSTANCE_VARIABLE]
+    page = ProgressPage.open(os.environ[wire.PAGE_VARIABLE])
+    deadline = time.monotonic() + _WELCOME_TIMEOUT
+    try:
+        link = wire.connect(path, _WELCOME_TIMEOUT)
+        link.send(Hello(instance=instance, pid=os.getpid()))
+        welcome = link.receive(deadline - time.monotonic())
+    except wire.LinkError as error:
+        raise LinkLost(f"workerd does not answer: {error}") from error
+    if not isinstance(welcome, Welcome):
+        raise LinkLost(f"workerd answers Hello with a {type(welcome).__name__}")
+    device = _device(welcome.local_rank)
+    session = Session(link, page, welcome, instance, device)
+    guard_children(session.forget_in_child)
+    return Job(session, device, welcome.seed)
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
