@@ -94,6 +94,19 @@ class Member:
         """SIGSTOP: its kernel still accepts connections, it answers nothing."""
         self.signal(signal.SIGSTOP)
         self._frozen = True
+        deadline = time.monotonic() + 10
+        while not self._stopped():  # a moment: the signal reaches each thread by itself
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"etcd {self.name} does not stop")
+
+    def _stopped(self) -> bool:
+        if self.process is None or not self.running:
+            return True
+        states = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that just ended
+                states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+        return set(states) <= {"T", "t"}
 
     def thaw(self) -> None:
         """SIGCONT."""

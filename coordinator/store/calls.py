@@ -118,8 +118,12 @@ class Calls:
         """Return the typed error of a stream. A refused token is forgotten."""
         typed = translate(error, endpoints=self.endpoints, operation=operation, key=key)
         if isinstance(typed, StoreAuthError) and typed.renewable:
-            self._token = None
+            self.forget_token()
         return typed
+
+    def forget_token(self) -> None:
+        """Log in again before the next call."""
+        self._token = None
 
     def retried(
         self,
@@ -152,7 +156,7 @@ class Calls:
                     if renewed or not error.renewable or self._login[0] is None:
                         raise
                     renewed = True
-                    self._token = None
+                    self.forget_token()
 
         retrying = tenacity.Retrying(
             stop=tenacity.stop_any(
@@ -209,4 +213,9 @@ def _client(dialled: target.Target, tls: Tls | None, keepalive: float, timeout: 
             "cert_cert": tls.cert,
             "cert_key": tls.key,
         }
-    return etcd3.Etcd3Client(host=host, port=port, timeout=timeout, grpc_options=options, **files)
+    try:
+        return etcd3.Etcd3Client(
+            host=host, port=port, timeout=timeout, grpc_options=options, **files
+        )
+    except (OSError, ValueError) as error:
+        raise StoreRequestError(f"TLS credentials for etcd: {error}") from error

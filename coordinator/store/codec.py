@@ -40,7 +40,10 @@ def decode(cls: type[_M], source: KeyValue | bytes) -> _M:
     value = source.value if isinstance(source, KeyValue) else source
     message = cls()
     try:
-        json_format.Parse(value.decode(), message, ignore_unknown_fields=True)
+        text = value.decode()
+        if not text.lstrip().startswith("{"):
+            raise ValueError("it is no JSON object")  # protobuf takes an empty list, too
+        json_format.Parse(text, message, ignore_unknown_fields=True)
     except (json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
         where = f"key {source.key!r}" if isinstance(source, KeyValue) else "value"
         raise RecordError(

@@ -91,7 +91,8 @@ class Store:
         return self._whole("read", ",".join(keys[:3]), lambda: self._read(keys))
 
     def _read(self, wanted: Sequence[str]) -> Snapshot:
-        revision, items = 0, {}
+        revision = 0
+        items: dict[str, KeyValue] = {}
         for start in range(0, max(1, len(wanted)), MAX_OPERATIONS):
             part = wanted[start : start + MAX_OPERATIONS]
             ranges = [rpc_pb2.RangeRequest(key=self.full(k), revision=revision) for k in part]

@@ -128,7 +128,7 @@ class Election:
             self._guard = self._register()
         while not self._closing.is_set():
             guard = self._guard
-            assert guard is not None  # noqa: S101 - registered above
+            assert guard is not None
             everyone = self._store.list(keys.ELECTION).items
             own = everyone.get(self._key)
             if own is None or own.create_revision != guard.create_revision:

@@ -106,12 +106,12 @@ class Watch:
         self._state: dict[str, KeyValue] | None = None
         self._stale = True  # the state must be listed (again)
         self._cluster = 0
-        self._fresh = False  # listed just now: an older header is only a member that lags
         self._connected = True
         self._stream: Stream[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse] | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._backoff = Backoff()
+        self._trusted_from = 0.0
         self._thread = threading.Thread(target=self._run, name="store-watch", daemon=True)
 
     def start(self) -> None:
@@ -137,14 +137,10 @@ class Watch:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                if self._stale:
-                    self._list()
                 self._follow()
             except _ListAgain as reason:
                 _log.info("watch of %s: listing again: %s", ", ".join(self._ranges), reason)
                 self._stale = True
-                if not self._fresh:
-                    continue
             except StoreError as error:
                 self._disconnected(str(error))
             except Exception:  # noqa: BLE001 - logged, and tried again
@@ -167,7 +163,7 @@ class Watch:
         before, after = self._state, dict(snapshot.items)
         self._state = after
         self._assembly.reset(snapshot.revision)
-        self._stale, self._fresh = False, True
+        self._stale = False
         if before is None:
             self._emit(Listed(snapshot.revision, snapshot.items))
             return
@@ -188,7 +184,16 @@ class Watch:
         try:
             for index, text in enumerate(self._ranges):
                 stream.send(self._create(index, text))
-            self._await_created(stream)
+            gap = self._await_created(stream)
+            if self._stale:
+                # Only now, so that the ranges are followed from about where the listing is, and
+                # have nothing to catch up. What comes twice is dropped.
+                self._list()
+            self._trusted_from = time.monotonic() + (_CATCH_UP if gap else 0.0)
+            self._backoff.reset()
+            if not self._connected:
+                self._connected = True
+                self._emit(Reconnected())
             self._deliver(stream)
         except StreamEnded as ended:
             if ended.error is not None:
@@ -208,15 +213,18 @@ class Watch:
             create_request=rpc_pb2.WatchCreateRequest(
                 key=start,
                 range_end=end,
-                start_revision=self._assembly.start_revision(index),
+                start_revision=0 if self._stale else self._assembly.start_revision(index),
                 progress_notify=True,
                 watch_id=index + 1,
                 fragment=True,
             )
         )
 
-    def _await_created(self, stream: Stream[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse]) -> None:
-        """Wait until etcd has all ranges; their first events may come in between."""
+    def _await_created(self, stream: Stream[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse]) -> bool:
+        """Wait until etcd has all ranges; whether they have something to catch up.
+
+        Their first events may come in between.
+        """
         missing = set(range(len(self._ranges)))
         gap = False
         deadline = time.monotonic() + self._store.timeout
@@ -230,16 +238,12 @@ class Watch:
             index = answer.watch_id - 1
             if answer.created:
                 missing.discard(index)
-                self._check_history(answer.header, index)
-                gap |= answer.header.revision >= self._assembly.start_revision(index)
+                if not self._stale:
+                    self._check_history(answer.header, index)
+                    gap |= answer.header.revision >= self._assembly.start_revision(index)
             else:
                 self._take(answer)
-        self._trusted_from = time.monotonic() + (_CATCH_UP if gap else 0.0)
-        self._fresh = False
-        self._backoff.reset()
-        if not self._connected:
-            self._connected = True
-            self._emit(Reconnected())
+        return gap
 
     def _deliver(self, stream: Stream[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse]) -> None:
         single = len(self._ranges) == 1
@@ -274,6 +278,8 @@ class Watch:
             return
         if answer.compact_revision:
             raise _ListAgain(f"compacted at {answer.compact_revision}")
+        # Among the reasons is a token that is too old, which is not worth telling apart.
+        self._store.calls.forget_token()
         raise StoreUnavailable(
             f"etcd {self._store.endpoints}: watch cancelled: {answer.cancel_reason or 'no reason'}"
         )
@@ -284,7 +290,7 @@ class Watch:
         A watcher of a revision in the far future would just be silent.
         """
         behind = header.revision < self._assembly.start_revision(index) - 1
-        if (behind or header.cluster_id != self._cluster) and not self._fresh:
+        if behind or header.cluster_id != self._cluster:
             raise _ListAgain(f"etcd is at revision {header.revision}, behind what was seen")
 
     def _take(self, answer: rpc_pb2.WatchResponse) -> bool:
@@ -303,7 +309,7 @@ class Watch:
             self._emit(Changed(at, tuple(self._apply(event) for event in events)))
 
     def _apply(self, event: kv_pb2.Event) -> Change:
-        assert self._state is not None  # noqa: S101 - listed before anything is followed
+        assert self._state is not None
         key = self._store.relative(event.kv.key)
         if event.type == kv_pb2.Event.DELETE:
             return Change(key, None, self._state.pop(key, None))

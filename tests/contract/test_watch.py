@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches over everything that breaks: nothing is lost, repeated, split or made up."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from coordinator.store import (
+    Absent,
+    Changed,
+    Delete,
+    Disconnected,
+    KeyValue,
+    Listed,
+    Put,
+    Reconnected,
+    Store,
+    StoreUnavailable,
+    Watch,
+    WatchEvent,
+    Write,
+)
+from tests.contract.recorder import Recorder, full_history, history, state, watching
+from tests.etcd import Etcd
+
+
+def items(store: Store) -> dict[str, KeyValue]:
+    return dict(store.list("").items)
+
+
+def test_first_what_is_there_then_what_changes(store: Store) -> None:
+    store.commit([], [Put("nodes/a", b"1"), Put("other/a", b"1"), Put("nodesx", b"1")])
+    with watching(store, "nodes/") as events:
+        listed = events.next()
+        assert isinstance(listed, Listed)
+        assert set(listed.items) == {"nodes/a"}
+        revision = store.commit([], [Put("nodes/b", b"2"), Put("other/b", b"2"), Delete("nodes/a")])
+        changed = events.next()
+        assert isinstance(changed, Changed)
+        assert changed.revision == revision
+        by_key = {change.key: change for change in changed.changes}
+        assert set(by_key) == {"nodes/a", "nodes/b"}
+        assert by_key["nodes/a"].kv is None
+        assert by_key["nodes/a"].previous == listed.items["nodes/a"]
+        assert by_key["nodes/b"].kv == store.get("nodes/b")
+        assert by_key["nodes/b"].previous is None
+        events.nothing_for(0.2)
+
+
+def test_one_key_is_a_range_too(store: Store) -> None:
+    with watching(store, "jobs/a/generation", "assignments/n") as events:
+        events.until(Listed)
+        store.commit([], [Put("jobs/a/generation2", b""), Put("assignments/n/x", b"")])
+        store.commit([], [Put("assignments/n", b"")])
+        store.commit([], [Put("jobs/a/generation", b"")])
+        assert [c.key for c in events.until(Changed).changes] == ["assignments/n"]
+        assert [c.key for c in events.until(Changed).changes] == ["jobs/a/generation"]
+
+
+def test_one_revision_of_several_ranges_is_one_event(store: Store) -> None:
+    ranges = [f"r{i}/" for i in range(6)]
+    with watching(store, *ranges) as events:
+        events.until(Listed)
+        for number in range(100):
+            value = str(number).encode()
+            revision = store.commit([], [Put(r + "k", value) for r in ranges])
+            changed = events.next()
+            assert isinstance(changed, Changed)
+            assert changed.revision == revision
+            assert {c.key for c in changed.changes} == {r + "k" for r in ranges}
+
+
+def test_a_revision_that_etcd_must_split_is_one_event(store: Store) -> None:
+    # A message of a watch holds about 2 MB at most; a transaction as a whole, 1.5 MB. So the
+    # fragments come when several revisions are sent at once.
+    with watching(store, "k/") as events:
+        events.until(Listed)
+        for start in range(0, 40, 4):
+            store.commit([], [Put(f"k/{i}", b"x" * 300_000) for i in range(start, start + 4)])
+        for _ in range(10):
+            assert len(events.until(Changed).changes) == 4
+
+
+def test_a_watch_begun_long_ago_is_sent_in_fragments(etcd: Etcd, own_store: Store) -> None:
+    with watching(own_store, "k/", "j/") as events:
+        events.until(Listed)
+        etcd.freeze()
+        events.until(Disconnected, timeout=15)
+        etcd.thaw()
+        with Store(etcd.endpoints, prefix="/own") as writer:
+            for start in range(0, 60, 4):
+                writer.commit([], [Put(f"k/{i}", b"x" * 300_000) for i in range(start, start + 4)])
+        for _ in range(15):
+            assert len(events.until(Changed).changes) == 4
+
+
+def test_the_first_connection_may_take_its_time(etcd: Etcd) -> None:
+    etcd.kill()
+    with Store(etcd.endpoints, prefix="/own", timeout=1.0) as store:
+        recorder: Recorder[WatchEvent] = Recorder()
+        watch = Watch(store, ["k/"], recorder.put)
+        watch.start()
+        disconnected = recorder.next()
+        assert isinstance(disconnected, Disconnected)
+        assert etcd.endpoints[0] in disconnected.reason
+        etcd.start()
+        assert isinstance(recorder.next(), Listed)
+        assert isinstance(recorder.next(), Reconnected)
+        watch.close()
+
+
+def test_a_killed_etcd_that_comes_back(etcd: Etcd, own_store: Store) -> None:
+    own_store.commit([], [Put("k/old", b"")])
+    with watching(own_store, "k/", "j/") as events:
+        events.until(Listed)
+        for number in range(3):
+            etcd.kill()
+            assert isinstance(events.next(), Disconnected)
+            etcd.start()
+            etcd.await_ready()
+            own_store.commit([], [Put(f"k/{number}", b""), Put(f"j/{number}", b"")])
+            assert isinstance(events.next(), Reconnected)
+            changed = events.next()
+            assert isinstance(changed, Changed)
+            assert {c.key for c in changed.changes} == {f"k/{number}", f"j/{number}"}
+        assert state(events.seen) == items(own_store)
+
+
+def test_a_frozen_etcd_is_noticed_and_nothing_is_lost(etcd: Etcd, own_store: Store) -> None:
+    with watching(own_store, "k/") as events:
+        events.until(Listed)
+        etcd.freeze()
+        began = time.monotonic()
+        assert isinstance(events.next(), Disconnected)
+        assert time.monotonic() - began < 5, "pings every second, half a second for the answer"
+        etcd.thaw()
+        own_store.commit([], [Put("k/a", b"")])
+        events.until(Reconnected)
+        assert [c.key for c in events.until(Changed).changes] == ["k/a"]
+
+
+def test_after_a_compaction_the_differences_come(etcd: Etcd, own_store: Store) -> None:
+    own_store.commit([], [Put(f"k/{name}", b"1") for name in ("same", "changed", "gone", "anew")])
+    with watching(own_store, "k/", "j/") as events:
+        events.until(Listed)
+        before = items(own_store)
+        freeze_and_write_behind_its_back(etcd, own_store, events)
+        changed = events.until(Changed)
+        assert {c.key for c in changed.changes} == {
+            "k/changed",
+            "k/gone",
+            "k/anew",
+            "k/new",
+            "j/new",
+        }
+        for change in changed.changes:
+            assert change.previous == before.get(change.key)
+        assert state(events.seen) == items(own_store)
+        own_store.commit([], [Put("k/after", b"")])
+        assert [c.key for c in events.until(Changed).changes] == ["k/after"]
+        events.nothing_for(0.3)
+
+
+def freeze_and_write_behind_its_back(
+    etcd: Etcd, store: Store, events: Recorder[WatchEvent]
+) -> None:
+    """Let a watch miss changes and have them compacted before it is back."""
+    with _cut_off(store):
+        etcd.kill()
+        events.until(Disconnected)
+        etcd.start()
+        etcd.await_ready()
+        with Store(etcd.endpoints, prefix="/own") as writer:
+            writer.commit([], [Put("k/changed", b"2"), Delete("k/gone"), Delete("k/anew")])
+            revision = writer.commit(
+                [Absent("k/anew")], [Put("k/anew", b"1"), Put("k/new", b"1"), Put("j/new", b"1")]
+            )
+            writer.commit([], [Put("k/brief", b"")])
+            etcd.compact(writer.commit([], [Delete("k/brief")]))
+            assert revision
+
+
+@contextmanager
+def _cut_off(store: Store) -> Iterator[None]:
+    """No new stream comes about in the block."""
+    metadata = store.calls.metadata
+
+    def refuse(timeout: float | None = None) -> tuple[tuple[str, str], ...]:
+        raise StoreUnavailable("cut off by the test")
+
+    store.calls.metadata = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        store.calls.metadata = metadata  # type: ignore[method-assign]
+
+
+def test_an_etcd_that_was_set_up_anew_is_listed_again(etcd: Etcd, own_store: Store) -> None:
+    for _ in range(20):
+        own_store.commit([], [Put("k/a", b"old")])
+    own_store.commit([], [Put("k/b", b"old")])
+    with watching(own_store, "k/") as events:
+        events.until(Listed)
+        etcd.kill()
+        for member in etcd.members:
+            shutil.rmtree(member.folder / member.name)
+        etcd.start()
+        etcd.await_ready()
+        own_store.commit([], [Put("k/a", b"new")])
+        events.until_true(lambda: state(events.seen) == items(own_store))
+        own_store.commit([], [Put("k/c", b"new")])
+        events.until_true(lambda: state(events.seen) == items(own_store))
+
+
+@pytest.mark.parametrize("ranges", [("",), ("a/", "b/", "c/")], ids=["one range", "three ranges"])
+def test_a_concurrent_writer_while_etcd_is_killed_and_frozen(
+    etcd: Etcd, own_store: Store, ranges: tuple[str, ...]
+) -> None:
+    """Everything that etcd's own history tells, once each, in its order."""
+    stop = threading.Event()
+    rng = random.Random(7)
+
+    def write() -> None:
+        names = [f"{r}/{i}" for r in "abc" for i in range(4)]
+        with Store(etcd.endpoints, prefix="/own", timeout=1.0, keepalive=1.0) as store:
+            for number in itertools.count():
+                if stop.wait(0.002):
+                    return
+                value = str(number).encode()
+                writes: list[Write] = [
+                    Delete(name) if rng.random() < 0.3 else Put(name, value)
+                    for name in rng.sample(names, rng.randint(1, 4))
+                ]
+                try:
+                    store.commit([], writes)
+                except StoreUnavailable:
+                    continue
+
+    writer = threading.Thread(target=write, daemon=True)
+    with watching(own_store, *ranges) as events:
+        listed = events.until(Listed)
+        writer.start()
+        pause = threading.Event()
+        for disturbance in ("kill", "freeze", "kill", "freeze"):
+            pause.wait(0.4)
+            if disturbance == "kill":
+                etcd.restart()
+            else:
+                etcd.freeze()
+                pause.wait(2.0)
+                etcd.thaw()
+        pause.wait(0.4)
+        stop.set()
+        writer.join(timeout=15)
+        assert not writer.is_alive()
+        etcd.await_ready()
+        own_store.commit([], [Put("a/end", b"")])
+        events.until_true(lambda: "a/end" in {k for _, k, _ in history(events.seen)[-3:]})
+    last = items(own_store)["a/end"].mod_revision
+    expected = full_history(own_store, listed.revision, last)
+    assert len(expected) > 100
+    seen = history(events.seen)
+    assert sorted(seen, key=repr) == sorted(expected, key=repr), "lost, repeated or made up"
+    for each in "abc":
+        of_range = [entry for entry in seen if entry[1].startswith(each)]
+        assert [r for r, _, _ in of_range] == sorted(r for r, _, _ in of_range)
+    revisions = [e.revision for e in events.seen if isinstance(e, Changed)]
+    assert revisions == sorted(set(revisions)), "one event a revision, in order"
+    assert state(events.seen) == items(own_store)
+    assert any(isinstance(e, Disconnected) for e in events.seen)
+    connections = [e for e in events.seen if isinstance(e, Disconnected | Reconnected)]
+    assert all(type(a) is not type(b) for a, b in itertools.pairwise(connections))
+
+
+def test_a_slow_sink_loses_nothing(store: Store) -> None:
+    gate = threading.Event()
+    seen: list[WatchEvent] = []
+
+    def sink(event: WatchEvent) -> None:
+        seen.append(event)
+        if isinstance(event, Changed):
+            gate.wait(10)
+
+    watch = Watch(store, ["a/", "b/"], sink)
+    watch.start()
+    revisions = []
+    for number in range(500):
+        value = str(number).encode()
+        revisions.append(store.commit([], [Put("a/k", value), Put("b/k", value)]))
+    gate.set()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if seen and getattr(seen[-1], "revision", 0) >= revisions[-1]:
+            break
+        gate.wait(0)
+        threading.Event().wait(0.01)
+    watch.close()
+    listed = next(e for e in seen if isinstance(e, Listed))
+    late = [r for r in revisions if r > listed.revision]
+    assert [r for r, _, _ in history(seen)] == [r for r in late for _ in range(2)]
+
+
+def test_a_sink_that_fails_does_not_end_the_watch(store: Store) -> None:
+    recorder: Recorder[WatchEvent] = Recorder()
+    failures = iter([True])
+
+    def sink(event: WatchEvent) -> None:
+        if isinstance(event, Changed) and next(failures, False):
+            raise ValueError("the owner's mistake")
+        recorder.put(event)
+
+    watch = Watch(store, ["k/"], sink)
+    watch.start()
+    recorder.until(Listed)
+    store.commit([], [Put("k/a", b"")])
+    threading.Event().wait(0.3)
+    store.commit([], [Put("k/b", b"")])
+    assert [c.key for c in recorder.until(Changed).changes] == ["k/b"]
+    watch.close()
+
+
+def test_close_from_the_sink_and_twice(store: Store) -> None:
+    closed = threading.Event()
+
+    def sink(event: WatchEvent) -> None:
+        watch.close()
+        closed.set()
+
+    watch = Watch(store, ["k/"], sink)
+    watch.start()
+    assert closed.wait(5)
+    watch.close()
+    Watch(store, ["k/"], sink).close()
+
+
+def test_close_does_not_hang_while_etcd_is_frozen(etcd: Etcd) -> None:
+    with Store(etcd.endpoints, prefix="/own", timeout=2.0, keepalive=1.0) as store:
+        recorder: Recorder[WatchEvent] = Recorder()
+        watch = Watch(store, ["k/", "j/"], recorder.put)
+        watch.start()
+        recorder.until(Listed)
+        etcd.freeze()
+        began = time.monotonic()
+        watch.close()
+        assert time.monotonic() - began < 4
+        frozen = Watch(store, ["k/"], recorder.put)
+        frozen.start()
+        threading.Event().wait(0.2)
+        began = time.monotonic()
+        frozen.close()
+        assert time.monotonic() - began < 6
+        etcd.thaw()
