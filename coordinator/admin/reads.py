@@ -77,12 +77,10 @@ def list_jobs(store: Store) -> admin_pb2.ListJobsResponse:
     """Every job with its status, by name. Raises store errors."""
     snapshot = store.list(keys.JOBS)
     answer = admin_pb2.ListJobsResponse(revision=snapshot.revision)
-    for key in snapshot.items:
-        parsed = keys.parse(key)
-        if parsed.kind is not KeyKind.JOB_SPEC:
-            continue
-        summary = answer.jobs.add(job=parsed.job)
-        status = snapshot.items.get(keys.job_status(parsed.job))
+    found = (keys.parse(key) for key in snapshot.items)
+    for name in sorted(one.job for one in found if one.kind is KeyKind.JOB_SPEC):
+        summary = answer.jobs.add(job=name)
+        status = snapshot.items.get(keys.job_status(name))
         if status is not None:
             summary.status.CopyFrom(decode(job_pb2.JobStatus, status))
     return answer
