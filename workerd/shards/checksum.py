@@ -24,9 +24,9 @@ import torch
 BLOCK: Final = 8192
 _WORDS: Final = BLOCK // 8
 _PERSON: Final = b"hotspare shard 1"
-# A sum over more than this at once would not stay in a core's cache; on a device it bounds the
-# memory that the products take.
-_HOST_STEP: Final = 1 << 20
+# More than this at once would not stay in a core's cache between the two sums; on a device it
+# bounds the memory that the products take.
+_HOST_STEP: Final = 2 << 20
 DEVICE_STEP: Final = 16 << 20
 
 
@@ -100,7 +100,7 @@ def _on_host(address: int, size: int) -> bytes:
     weights = _weights_on(torch.device("cpu"))
     words = torch.frombuffer(memory, dtype=torch.int64)
     later = torch.frombuffer(memory, dtype=torch.int64, offset=4, count=blocks * _WORDS - 1)
-    sums = torch.empty((2, blocks), dtype=torch.int64)
+    sums = torch.empty((2, blocks), dtype=torch.int64, device="cpu")
     torch.mv(words.view(blocks, _WORDS), weights, out=sums[0])
     torch.mv(
         later.as_strided((blocks, _WORDS - 1), (_WORDS, 1)), weights[: _WORDS - 1], out=sums[1]

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 _GLANCE: Final = 0.02
 """Seconds between two looks at the stop event."""
-_AHEAD: Final = 4
+_AHEAD: Final = 2
 """Messages received ahead of the one that is being written and summed."""
 _PATIENCE: Final = 10.0
 """Seconds without a message after which a stream is given up."""
@@ -166,13 +166,13 @@ class _Pull:
         )
         try:
             manifest = self._manifest(channel, identity)
-            try:
-                validate(manifest, self._wanted.step)
-            except InvalidManifest as error:
-                raise _WrongBytes(str(error)) from error
             if source.initial_digest and source.initial_digest != manifest.digest:
                 raise _WrongBytes(f"its digest is not {source.initial_digest}")
-            destination = self._destination_of(manifest, source)
+            try:
+                validate(manifest, self._wanted.step)
+                destination = self._destination_of(manifest, source)
+            except InvalidManifest as error:
+                raise _WrongBytes(str(error)) from error
             missing = [
                 entry
                 for entry in manifest.tensors

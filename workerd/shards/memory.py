@@ -11,7 +11,7 @@ import torch
 
 from workerd.shards.checksum import BLOCK, DEVICE_STEP, Checksum
 
-PIECE: Final = 1 << 20
+PIECE: Final = 2 << 20
 """Bytes staged at once where a tensor's memory cannot be used as it lies."""
 
 
@@ -67,35 +67,18 @@ def _runs(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
 def host_runs(tensor: torch.Tensor, limit: int) -> Iterator[memoryview]:
     """The tensor's bytes in order, readable on the host, each run `limit` long but the last.
 
-    What is yielded holds until the next one is asked for. A tensor on a device comes through two
-    pinned buffers of `limit` bytes, one filling while the other is read.
+    What is yielded holds until the next one is asked for; between two, nothing reads the tensor.
+    One on a device comes through a pinned buffer of `limit` bytes.
     """
     if tensor.device.type == "cpu":
         for run in _runs(tensor, limit):
             yield host_view(run)
         return
-    # A stream of its own copies while the device computes; it waits for what has been queued.
-    stream = torch.cuda.Stream(tensor.device)
-    stream.wait_stream(torch.cuda.current_stream(tensor.device))
-    buffers = [torch.empty(limit, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
-    with torch.cuda.stream(stream):
-        runs: Iterator[tuple[int, torch.Tensor | None]] = enumerate(_runs(tensor, limit))
-    while True:
-        # Entered anew each time: a generator must not leave the consumer's stream changed.
-        with torch.cuda.stream(stream):
-            index, run = next(runs, (-1, None))
-            upcoming = None
-            if run is not None:
-                upcoming = (buffers[index % 2][: run.numel()], torch.cuda.Event())
-                upcoming[0].copy_(run, non_blocking=True)
-                upcoming[1].record(stream)
-        if pending is not None:
-            pending[1].synchronize()
-            yield host_view(pending[0])
-        if upcoming is None:
-            return
-        pending = upcoming
+    buffer = torch.empty(limit, dtype=torch.uint8, device="cpu", pin_memory=True)
+    for run in _runs(tensor, limit):
+        staged = buffer[: run.numel()]
+        staged.copy_(run)
+        yield host_view(staged)
 
 
 def host_view(flat: torch.Tensor) -> memoryview:
@@ -141,7 +124,10 @@ class Writer:
                 else (_parts(tensor.detach(), PIECE))
             )
             self._staging = torch.empty(
-                min(PIECE, self.size), dtype=torch.uint8, pin_memory=tensor.device.type == "cuda"
+                min(PIECE, self.size),
+                dtype=torch.uint8,
+                device="cpu",
+                pin_memory=tensor.device.type == "cuda",
             )
             self._part: torch.Tensor | None = None
             self._staged = 0

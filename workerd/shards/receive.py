@@ -151,7 +151,7 @@ def _optimizer_tensor(
     parts = name.split("/")
     parameters = _parameters(optimizer)
     if len(parts) < 4 or parts[1] != "state" or not parts[2].isdigit():
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     if int(parts[2]) >= len(parameters):
         raise Mismatch(f"{name}: here are only {len(parameters)} parameters")
     group, parameter = parameters[int(parts[2])]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
 import threading
 import time
@@ -43,6 +44,8 @@ class ShardServer:
         """Raises OSError when no port of `host` can be bound."""
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
+        self._last: ShardIdentity | None = None
+        """Of the latest offer, also when it has ended."""
         self._ended = 0
         self._pool = ThreadPoolExecutor(_CALLS, "shards-server")
         self._server = grpc.server(
@@ -69,9 +72,10 @@ class ShardServer:
         with self._changed:
             if identity.generation <= self._ended:
                 raise ValueError(f"generation {identity.generation} has ended here")
-            if self._offer is not None and not self._offer.ended:
+            if self._offer is not None:
                 raise ValueError(f"{self._offer.identity} is still offered")
             self._offer = _Offer(identity, served)
+            self._last = identity
 
     def end(self, generation: int, timeout: float) -> None:
         """End whatever is served for `generation` or an earlier one, now and later.
@@ -95,6 +99,9 @@ class ShardServer:
                 if left <= 0:
                     raise ReadersRemain(f"{offer.readers} still read {offer.identity}")
                 self._changed.wait(left)
+            # What it refers to must not be kept in memory by a server that waits.
+            if self._offer is offer:
+                self._offer = None
 
     def close(self) -> None:
         """End everything and give back the port and every thread."""
@@ -171,21 +178,18 @@ class ShardServer:
     def _admit(self, request: shards_pb2.ShardRequest, context: grpc.ServicerContext) -> _Offer:
         asked = ShardIdentity.of(request)
         with self._changed:
-            offer = self._offer
-            held = offer.identity if offer is not None else None
+            offer, last = self._offer, self._last
             past = asked.generation <= self._ended
-            foreign = held is not None and (
-                (asked.job, asked.instance) != (held.job, held.instance)
+            foreign = last is not None and (
+                (asked.job, asked.instance) != (last.job, last.instance)
             )
             if not past and not foreign:
-                if offer is None or held is None or asked.generation > held.generation:
+                if offer is None or asked.generation > offer.identity.generation:
                     context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
+                # The nonce is a secret of the members: no early end tells how much of it is right.
+                held = offer.identity
                 same = hmac.compare_digest(asked.nonce.encode(), held.nonce.encode())
-                if same and (asked.generation, asked.step, asked.shard_position) == (
-                    held.generation,
-                    held.step,
-                    held.shard_position,
-                ):
+                if same and dataclasses.replace(asked, nonce=held.nonce) == held:
                     offer.calls.add(context)
                     return offer
         _refuse(context)

@@ -77,7 +77,7 @@ class Volatile:
         self._extras: list[tuple[nn.Module, tuple[str, str]]] = []
         for name, value in objects.items():
             if isinstance(value, nn.Module):
-                for prefix, module in value.named_modules():
+                for prefix, module in value.named_modules(remove_duplicate=False):
                     dotted = f"{prefix}." if prefix else ""
                     for key in module._buffers:
                         self._buffers.append((module._buffers, key, (name, dotted + key)))

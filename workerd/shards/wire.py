@@ -8,7 +8,7 @@ from typing import Final
 
 from protos import shards_pb2
 
-CHUNK: Final = 1 << 20
+CHUNK: Final = 2 << 20
 """Bytes in one message of a Pull, at most."""
 
 MANIFEST_METHOD: Final = "/hotspare.v1.Shards/GetManifest"
