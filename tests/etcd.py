@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from coordinator.store import Store, StoreError
+from coordinator.store import Store, StoreAuthError, StoreError, Tls
 from protos.etcd import rpc_pb2
 
 _START = 30.0  # seconds until a member must answer
@@ -52,7 +52,8 @@ class Member:
 
     def start(self, cluster: Sequence[Member], flags: Sequence[str]) -> None:
         """Start the process; :meth:`Etcd.await_ready` waits for it."""
-        url = f"http://{self.endpoint}"
+        scheme = "https" if any(flag.startswith("--cert-file") for flag in flags) else "http"
+        url = f"{scheme}://{self.endpoint}"
         command = [
             "etcd",
             f"--name={self.name}",
@@ -131,12 +132,24 @@ class Etcd:
     """A cluster of etcd members on ports of 127.0.0.1, in a folder of its own.
 
     ``with Etcd() as etcd: Store(etcd.endpoints, prefix="/test")``. For one member there are the
-    short forms :meth:`kill`, :meth:`start`, :meth:`freeze` and :meth:`thaw`.
+    short forms :meth:`kill`, :meth:`start`, :meth:`freeze` and :meth:`thaw`. ``tls``: files of the
+    authority, and of the certificate and key that etcd and its clients both use.
     """
 
-    def __init__(self, members: int = 1, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        members: int = 1,
+        flags: Sequence[str] = (),
+        tls: tuple[Path, Path, Path] | None = None,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hotspare-etcd-"))
         self.flags = list(flags)
+        self.tls: Tls | None = None
+        if tls is not None:
+            ca, cert, key = tls
+            self.tls = Tls(ca, cert, key)
+            self.flags += [f"--trusted-ca-file={ca}", f"--cert-file={cert}", f"--key-file={key}"]
+            self.flags.append("--client-cert-auth")
         self.members: list[Member] = []
         try:
             for attempt in range(1, _TRIES + 1):
@@ -220,10 +233,14 @@ class Etcd:
         for member in self.members:
             if member.process is None or member._frozen:
                 continue
-            with Store([member.endpoint], prefix="/ready", timeout=1.0) as store:
+            with Store(
+                [member.endpoint], prefix="/ready", timeout=1.0, credentials=self.tls
+            ) as store:
                 while member.running:
                     try:
                         store.get("x")
+                        break
+                    except StoreAuthError:  # it answers
                         break
                     except StoreError:
                         if time.monotonic() > deadline:

@@ -11,6 +11,8 @@ from typing import Generic, Protocol, TypeVar
 
 import grpc
 
+from coordinator.store.errors import StoreUnavailable
+
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
 _Q_contra = TypeVar("_Q_contra", contravariant=True)
@@ -45,6 +47,7 @@ class Stream(Generic[_Q, _R]):
 
     gRPC's iterator blocks without a deadline, so a helper thread moves the answers into a queue.
     It ends, like gRPC's own thread that takes the requests, when the stream is closed.
+    Raises :class:`StoreUnavailable` if the store is closed.
     """
 
     def __init__(
@@ -52,7 +55,10 @@ class Stream(Generic[_Q, _R]):
     ) -> None:
         self._requests: queue.SimpleQueue[_Q | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[_R | StreamEnded | None] = queue.SimpleQueue()
-        self._call = method(iter(self._requests.get, None), metadata=metadata)
+        try:
+            self._call = method(iter(self._requests.get, None), metadata=metadata)
+        except ValueError as error:  # what gRPC says of a closed channel
+            raise StoreUnavailable(f"{name}: {error}", retryable=False) from error
         self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
         self._reader.start()
 

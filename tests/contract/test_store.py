@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coordinator.store import (
@@ -10,6 +12,7 @@ from coordinator.store import (
     Compacted,
     Created,
     Delete,
+    Guard,
     GuardFailed,
     Put,
     Store,
@@ -68,10 +71,10 @@ def test_a_large_range_is_listed_in_pages_of_one_revision(
     retried = store.calls.retried
     pages = 0
 
-    def write_between(*args: object, **kwargs: object) -> object:
+    def write_between(*args: Any, **kwargs: Any) -> Any:
         nonlocal pages
         pages += 1
-        answer = retried(*args, **kwargs)  # type: ignore[arg-type]
+        answer = retried(*args, **kwargs)
         if pages == 2:
             put = Put("k/049", b"new")
             with Store([store.endpoints], prefix=store.prefix) as other:
@@ -109,10 +112,10 @@ def test_a_listing_whose_pages_are_compacted_begins_again(
     retried = own_store.calls.retried
     pages = 0
 
-    def compact_between(*args: object, **kwargs: object) -> object:
+    def compact_between(*args: Any, **kwargs: Any) -> Any:
         nonlocal pages
         pages += 1
-        answer = retried(*args, **kwargs)  # type: ignore[arg-type]
+        answer = retried(*args, **kwargs)
         if pages == 1:
             with Store(etcd.endpoints, prefix="/own") as other:
                 etcd.compact(other.commit([], [Put("k/000", b"new")]))
@@ -129,7 +132,7 @@ def test_a_listing_whose_pages_are_compacted_begins_again(
 def test_guards(store: Store) -> None:
     first = store.commit([Absent("a")], [Put("a", b"1")])
     second = store.commit([Created("a", first), Unchanged("a", first)], [Put("a", b"2")])
-    guards = [Created("a", first), Unchanged("a", first), Absent("a"), Absent("b")]
+    guards: list[Guard] = [Created("a", first), Unchanged("a", first), Absent("a"), Absent("b")]
     with pytest.raises(GuardFailed) as caught:
         store.commit(guards, [Put("a", b"3"), Put("c", b"3")])
     failed = caught.value

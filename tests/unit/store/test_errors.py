@@ -21,7 +21,7 @@ from coordinator.store.values import Absent, Created, Guard, KeyValue, Unchanged
 STATUS = grpc.StatusCode
 
 
-class Failed(grpc.RpcError, grpc.Call):  # type: ignore[misc]
+class Failed(grpc.RpcError, grpc.Call):
     """What gRPC raises."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
