@@ -139,20 +139,24 @@ class Group:
         none is; planned changes will ask for "stop after this step" by it). Raises GroupBroken.
         """
         tensor = self._bits
-        for agreement in self._agreements:
+        for index in range(len(self._agreements)):
             tensor[0] = bits
-            self._blocking(lambda group=agreement: group.allreduce([tensor], dist.ReduceOp.MAX))  # type: ignore[misc]
+            self._blocking(lambda at=index: self._agreed(at, tensor))  # type: ignore[misc]
             bits = int(tensor[0])
         return bits
 
     def maximum(self, tensor: torch.Tensor) -> None:
         """The elementwise maximum over the DP group, in place, on the CPU. Raises GroupBroken."""
-        agreement = self._agreements[-1]
-        self._blocking(lambda: agreement.allreduce([tensor], dist.ReduceOp.MAX))
+        self._blocking(lambda: self._agreed(-1, tensor))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replica 0's `tensor` everywhere, in place, on this job's device. Raises GroupBroken."""
         self._blocking(lambda: self._data.broadcast([tensor], _from_first()))
+
+    def _agreed(self, index: int, tensor: torch.Tensor) -> Any:
+        # No frame that an exception may hold on to names a backend: whoever lets go of it last
+        # waits for collectives that may never end, and that must be the thread of `drop`.
+        return self._agreements[index].allreduce([tensor], dist.ReduceOp.MAX)
 
     def check(self) -> None:
         """Raises GroupBroken if a collective has failed, or the group was abandoned."""
@@ -195,8 +199,8 @@ class Group:
             return
         try:
             future = launch().get_future()
-        except (RuntimeError, AttributeError) as error:  # None has no allreduce: abandoned
-            self._ended(pending, error)
+        except (RuntimeError, AttributeError, IndexError) as error:  # no backend: abandoned
+            self._ended(pending, error.with_traceback(None))
             return
 
         def landed(done: torch.futures.Future[Any]) -> None:
