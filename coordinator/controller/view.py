@@ -193,6 +193,11 @@ class Observer:
             self._verdicts[node, incarnation] = (verdict, detail)
             self._suspects = None
 
+    def address(self, node: Node) -> None:
+        """Where an incarnation can be asked that was registered before this list."""
+        self._addresses.setdefault((node.node, node.incarnation), node.control_address)
+        self._suspects = None
+
     def forget_verdicts(self) -> None:
         """As if no suspect had been asked yet."""
         if self._verdicts:

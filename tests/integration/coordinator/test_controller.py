@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import queue
+import random
 import signal
+import time
 from functools import partial
 
+import pytest
+
+from coordinator.controller import records
 from coordinator.model import JobSpec, JobState, Phase
-from coordinator.store import keys
+from coordinator.store import Changed, KeyKind, KeyValue, Listed, Watch, WatchEvent, keys
 from tests.integration.coordinator.cluster import Cluster, Coordinator
 
 DEMO = JobSpec(name="demo", command=("train",), replicas=2, spares=1, restarts=1)
@@ -15,6 +21,69 @@ DEMO = JobSpec(name="demo", command=("train",), replicas=2, spares=1, restarts=1
 
 def logged(coordinator: Coordinator, text: str) -> bool:
     return text in coordinator.log.read_text()
+
+
+def placed(cluster: Cluster, node: str) -> bool:
+    return cluster.load(keys.assignment(node)) is not None
+
+
+def hot(cluster: Cluster, node: str) -> bool:
+    return cluster.nodes[node].record.warm is not None
+
+
+def replaced(cluster: Cluster, node: str) -> bool:
+    return cluster.load(keys.flags(node)) is not None and not placed(cluster, node)
+
+
+def passed(moment: float) -> bool:
+    return time.monotonic() > moment
+
+
+class History:
+    """Everything that was ever written, to be judged in the end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._events: queue.SimpleQueue[WatchEvent] = queue.SimpleQueue()
+        self._watch = Watch(cluster.store, [""], self._events.put)
+        self._watch.start()
+
+    def check(self) -> None:
+        """Generation and phase only rise; a slot's owner is dead before another comes."""
+        self._watch.close()
+        state: dict[str, KeyValue] = {}
+        latest = (0, Phase.PHASE_UNSPECIFIED)
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, Listed):
+                state.update(event.items)
+            if not isinstance(event, Changed):
+                continue
+            for change in event.changes:
+                if change.kv is None:
+                    state.pop(change.key, None)
+                else:
+                    state[change.key] = change.kv
+            record = state.get(keys.generation("demo"))
+            if record is not None:
+                generation = records.load(KeyKind.GENERATION, record)
+                now = (generation.generation, generation.phase)
+                assert now >= latest
+                latest = now
+            owners = [
+                records.load(KeyKind.SLOT, value)
+                for key, value in state.items()
+                if keys.parse(key).kind is KeyKind.SLOT
+            ]
+            nodes = [slot.node for slot in owners if slot.node]
+            assert len(nodes) == len(set(nodes))
+            for change in event.changes:
+                if keys.parse(change.key).kind is KeyKind.SLOT and change.previous is not None:
+                    before = records.load(KeyKind.SLOT, change.previous)
+                    after = records.load(KeyKind.SLOT, state[change.key])
+                    if before.node and before.node != after.node:
+                        flags = records.load(KeyKind.FLAGS, state[keys.flags(before.node)])
+                        assert flags.is_dead(before.incarnation)
+        assert latest[1] is Phase.FINISHED
 
 
 def test_a_job_starts_runs_and_finishes(cluster: Cluster) -> None:
@@ -148,6 +217,57 @@ def test_a_killed_leader_s_work_is_taken_over_at_every_phase(cluster: Cluster) -
             cluster.nodes[cluster.slot(0).node].kill()
     assert cluster.slot(0).node == "n2"
     cluster.wait(lambda: cluster.incidents()[0].closed, "the incident is closed", play=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_leader_is_killed_at_arbitrary_moments(cluster: Cluster, seed: int) -> None:
+    """Together with a node each time: what is in etcd only ever goes forward."""
+    chance = random.Random(seed)
+    cluster.launch("c0", "c1")
+    cluster.add_nodes("n0", "n1", "n2")
+    history = History(cluster)
+    leader = cluster.leader()
+    cluster.submit(DEMO, leader)
+    last = cluster.runs().generation
+    for round_ in range(3):
+        spare = next(name for name in cluster.nodes if not placed(cluster, name))
+        cluster.wait(partial(hot, cluster, spare), "the spare is hot", play=True)
+        lost = cluster.slot(chance.randrange(2)).node
+        cluster.nodes[lost].kill()
+        # its lease ends somewhere in the middle of this
+        moment = time.monotonic() + chance.uniform(1.0, 3.5)
+        cluster.wait(partial(passed, moment), "the moment has come", play=True)
+        leader.kill()
+        cluster.launch(f"c{round_ + 2}")
+        leader = cluster.leader(besides=leader.name)
+        cluster.wait(partial(replaced, cluster, lost), "the node is replaced", play=True)
+        last = cluster.runs(after=last).generation
+        cluster.nodes[lost].start()
+    cluster.finish()
+    cluster.wait(lambda: cluster.status().state is JobState.FINISHED, "the end", play=True)
+    history.check()
+
+
+def test_a_node_that_lives_is_not_given_up_by_a_leader_that_never_saw_it(
+    cluster: Cluster,
+) -> None:
+    """The leader dies, then a node loses its lease: the next one still knows where to ask."""
+    cluster.launch("c0", flags=["--probe", "0.3"])
+    cluster.add_nodes("n0", "n1", "n2")
+    cluster.submit(DEMO, cluster.leader())
+    before = cluster.runs()
+    cluster.coordinators["c0"].kill()
+    node = cluster.nodes[cluster.slot(0).node]
+    node.lose_lease()
+    (coordinator,) = cluster.launch("c1", flags=["--probe", "0.3"])
+    cluster.wait(
+        partial(logged, coordinator, f"probe of {node.name} ({node.incarnation}): ALIVE"),
+        "it is asked",
+    )
+    node.register()
+    step = cluster.status().step
+    cluster.wait(lambda: cluster.status().step > step + 2, "the job goes on", play=True)
+    assert cluster.generation().generation == before.generation
 
 
 def test_a_frozen_leader_can_t_write_when_it_wakes(cluster: Cluster) -> None:
