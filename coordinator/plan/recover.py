@@ -287,6 +287,7 @@ def finished(job: JobView) -> Transition | None:
         if (
             one is None
             or one.phase is not StepPhase.DONE
+            or not one.digest  # its page says so, its word is still on the way
             or one.generation != generation.generation
         ):
             return None
