@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent import futures
-from dataclasses import dataclass, field, replace
+import uuid
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +20,9 @@ from coordinator.controller import records
 from coordinator.model import (
     Ack,
     Assignment,
-    Device,
-    DeviceKind,
     Generation,
     JobSpec,
     JobStatus,
-    Node,
     Phase,
     Progress,
     RankAck,
@@ -40,182 +32,17 @@ from coordinator.model import (
     SpareAssignment,
     StepPhase,
     Trainer,
-    TrainerExit,
     TrainerState,
     Warm,
     to_record,
 )
-from coordinator.store import Absent, Created, Lease, Put, Store, StoreError, keys
-from protos import admin_pb2, admin_pb2_grpc, job_pb2, node_pb2, node_pb2_grpc
+from coordinator.store import Store, StoreError, keys
+from protos import admin_pb2, job_pb2
 from tests.etcd import Etcd
+from tests.integration.coordinator.nodes import FakeNode
+from tests.integration.coordinator.processes import SOON, Coordinator
 
-SOON = 60.0
-"""A generous deadline for what should happen within a second or a lease."""
 _PAUSE = threading.Event()  # never set: between looks
-TTL = 2
-"""Of leases here: the least that etcd grants by default."""
-
-
-class Coordinator:
-    """A coordinator process."""
-
-    def __init__(self, etcd: Etcd, prefix: str, name: str, log: Path, flags: Sequence[str]) -> None:
-        self.name = name
-        self.log = log
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "coordinator"),
-                    *("--etcd", ",".join(etcd.endpoints), "--prefix", prefix, "--id", name),
-                    *("--listen", "127.0.0.1:0", "--lease-ttl", str(TTL), "--log-level", "debug"),
-                    *flags,
-                ],
-                stdout=subprocess.PIPE,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, "GRPC_VERBOSITY": "NONE"},
-            )
-        self.address = ""
-
-    def ready(self) -> Coordinator:
-        """Wait until it says where it listens."""
-        assert self.process.stdout is not None
-        lines: queue.Queue[str] = queue.Queue()
-        stdout = self.process.stdout
-        reader = threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True)
-        reader.start()
-        line = lines.get(timeout=SOON)
-        assert line.startswith("listening on "), self.log.read_text()
-        self.address = line.removeprefix("listening on ").strip()
-        return self
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(SOON)
-
-    def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
-        self.process.terminate()
-        return self.process.wait(SOON)
-
-    @contextlib.contextmanager
-    def stub(self) -> Iterator[admin_pb2_grpc.AdminStub]:
-        with grpc.insecure_channel(self.address) as channel:
-            yield admin_pb2_grpc.AdminStub(channel)
-
-
-class _Probed(node_pb2_grpc.NodeServiceServicer):
-    def __init__(self, node: FakeNode) -> None:
-        self._node = node
-
-    def Probe(
-        self, request: node_pb2.ProbeRequest, context: grpc.ServicerContext
-    ) -> node_pb2.ProbeReply:
-        return node_pb2.ProbeReply(node=self._node.name, incarnation=self._node.incarnation)
-
-
-_INCARNATIONS = itertools.count(1)
-
-
-@dataclass
-class FakeNode:
-    """What a workerd with trainers writes, as far as the leader can see."""
-
-    store: Store
-    name: str
-    devices: int = 1
-    incarnation: str = ""
-    lease: Lease | None = None
-    guard: Created | None = None
-    record: Node = Node()
-    state: dict[str, int] = field(default_factory=dict)
-    """The step of each trainer instance that holds a state."""
-    stuck: bool = False
-    """It acknowledges nothing."""
-    server: grpc.Server | None = None
-
-    def start(self) -> FakeNode:
-        """Serve probes and register, as a new incarnation."""
-        self.incarnation = f"i{next(_INCARNATIONS)}"
-        self.state = {}
-        self.server = grpc.server(futures.ThreadPoolExecutor(2))
-        node_pb2_grpc.add_NodeServiceServicer_to_server(_Probed(self), self.server)
-        port = self.server.add_insecure_port("127.0.0.1:0")
-        self.server.start()
-        self.record = Node(
-            node=self.name,
-            incarnation=self.incarnation,
-            version="test",
-            control_address=f"127.0.0.1:{port}",
-            data_address="127.0.0.1",
-            devices=tuple(Device(DeviceKind.CPU, one) for one in range(self.devices)),
-        )
-        self.register()
-        return self
-
-    def register(self) -> None:
-        """Under a new lease, with the same incarnation (rule 13)."""
-        self.lease = Lease(self.store, TTL, lambda event: None)
-        key = keys.node(self.name)
-        put = Put(key, records.dump(self.record), self.lease.id)
-        deadline = time.monotonic() + SOON
-        while True:
-            try:
-                self.guard = Created(key, self.store.commit([Absent(key)], [put]))
-                return
-            except StoreError:
-                if time.monotonic() > deadline:
-                    raise
-                _PAUSE.wait(0.1)
-
-    def lose_lease(self) -> None:
-        """The lease ends; the process lives and answers probes."""
-        assert self.lease is not None
-        self.lease.close(revoke=True)
-        self.lease = self.guard = None
-
-    def kill(self) -> None:
-        """As SIGKILL: the port refuses at once, the lease ends by itself."""
-        if self.server is not None:
-            self.server.stop(None).wait()
-            self.server = None
-        if self.lease is not None:
-            self.lease.close(revoke=False)
-            self.lease = self.guard = None
-        self.state = {}
-
-    @property
-    def alive(self) -> bool:
-        return self.guard is not None
-
-    def write(self, key: str, value: Any) -> None:
-        """On the node's lease, guarded by its own key; nothing when the lease has just gone."""
-        if self.guard is None or self.lease is None:
-            return
-        with contextlib.suppress(StoreError):
-            self.store.commit([self.guard], [Put(key, records.dump(value), self.lease.id)])
-
-    def update(self, record: Node) -> None:
-        if record != self.record:
-            self.record = record
-            self.write(keys.node(self.name), record)
-
-    def end_trainer(self, instance: str, job: str, since: int) -> None:
-        """A trainer's process has ended with code 3."""
-        over = Trainer(
-            instance=instance,
-            state=TrainerState.ENDED,
-            job=job,
-            since=since,
-            exit=TrainerExit(code=3, message="Traceback\nboom"),
-        )
-        self.state.pop(instance, None)
-        kept = tuple(one for one in self.record.trainers if one.instance != instance)
-        self.update(replace(self.record, trainers=(*kept, over)))
 
 
 class Cluster:
@@ -290,11 +117,23 @@ class Cluster:
     # ---- the operator
 
     def submit(self, spec: JobSpec, at: Coordinator, request_id: str = "") -> int:
+        """Also while nobody leads yet."""
         request = admin_pb2.SubmitJobRequest(
-            spec=to_record(spec, job_pb2.JobSpec()), request_id=request_id
+            spec=to_record(spec, job_pb2.JobSpec()), request_id=request_id or uuid.uuid4().hex
         )
-        with at.stub() as stub:
-            return int(stub.SubmitJob(request, timeout=SOON).revision)
+
+        def submitted() -> int:
+            with at.stub() as stub:
+                try:
+                    return int(stub.SubmitJob(request, timeout=SOON).revision)
+                except grpc.RpcError as error:
+                    raised: object = error
+                    assert isinstance(raised, grpc.Call)
+                    if raised.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                    return 0
+
+        return int(self.wait(submitted, f"{spec.name} is submitted"))
 
     # ---- the nodes' part
 

@@ -19,7 +19,8 @@ from coordinator.admin import BEGINS_AT, FIRST_KEPT, UNTIL_NOW
 from coordinator.model import JobSpec, Phase, to_record
 from coordinator.store import Put, keys
 from protos import admin_pb2, admin_pb2_grpc, job_pb2
-from tests.integration.coordinator.cluster import SOON, Cluster, Coordinator
+from tests.integration.coordinator.cluster import Cluster
+from tests.integration.coordinator.processes import SOON, Coordinator
 
 DEMO = JobSpec(name="demo", command=("train",), replicas=2, spares=1, restarts=1)
 ADMIN = "hotspare.v1.Admin"

@@ -14,7 +14,8 @@ import pytest
 from coordinator.controller import records
 from coordinator.model import JobSpec, JobState, Phase
 from coordinator.store import Changed, KeyKind, KeyValue, Listed, Watch, WatchEvent, keys
-from tests.integration.coordinator.cluster import Cluster, Coordinator
+from tests.integration.coordinator.cluster import Cluster
+from tests.integration.coordinator.processes import Coordinator
 
 DEMO = JobSpec(name="demo", command=("train",), replicas=2, spares=1, restarts=1)
 

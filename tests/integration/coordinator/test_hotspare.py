@@ -16,7 +16,8 @@ import pytest
 
 from coordinator.store import keys
 from tests.etcd import free_ports
-from tests.integration.coordinator.cluster import SOON, Cluster
+from tests.integration.coordinator.cluster import Cluster
+from tests.integration.coordinator.processes import SOON
 
 COMMAND = [
     sys.executable,
