@@ -32,7 +32,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel end etcd when the test's process is killed, so that nothing stays behind."""
+    """Let the kernel end etcd when the test's process is killed, so that nothing stays behind.
+
+    To the kernel the parent is the *thread* that starts etcd: let it be one that lives on.
+    """
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -264,7 +267,7 @@ class Etcd:
         """Forget the history before ``revision``."""
         with Store(self.endpoints, prefix="/compact") as store:
             request = rpc_pb2.CompactionRequest(revision=revision, physical=True)
-            store.calls.retried("compact", "", store.calls.kv.Compact, request)
+            store.calls.retried("compact", "", lambda: store.calls.kv.Compact, request)
 
 
 def ctl(etcd: Etcd, *arguments: str) -> str:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -30,9 +31,12 @@ _R = TypeVar("_R")
 _Q_contra = TypeVar("_Q_contra", contravariant=True)
 _R_co = TypeVar("_R_co", covariant=True)
 
+_log = logging.getLogger(__name__)
+
 Metadata = tuple[tuple[str, str], ...]
 
 # A member without a leader refuses at once instead of letting the call run into its deadline.
+_LOOK_UP_EVERY = 5.0  # seconds
 _HAS_LEADER = ("hasleader", "true")
 
 
@@ -80,22 +84,68 @@ class Calls:
             raise StoreRequestError("an https endpoint needs TLS credentials")
         self.timeout = timeout
         self.endpoints = ",".join(str(endpoint) for endpoint, _ in parsed)
-        dialled = target.resolve([endpoint for endpoint, _ in parsed])
-        self._client = _client(dialled, tls, keepalive, timeout)
+        self._parsed = [endpoint for endpoint, _ in parsed]
+        self._tls, self._keepalive = tls, keepalive
+        self._login = (user, password)
+        self._login_lock = threading.Lock()
+        self._token: str | None = None
+        self._closed = threading.Event()
+        self._resolver: threading.Thread | None = None
+        self._resolved = time.monotonic()
+        self._lock = threading.Lock()
+        self._dial(target.resolve(self._parsed))
+
+    def _dial(self, dialled: target.Target) -> None:
+        self._dialled = dialled
+        self._client = _client(dialled, self._tls, self._keepalive, self.timeout)
         self.kv: rpc_pb2_grpc.KVStub = self._client.kvstub
         self.lease: rpc_pb2_grpc.LeaseStub = self._client.leasestub
         self.watch = rpc_pb2_grpc.WatchStub(self._client.channel)
         self._maintenance: rpc_pb2_grpc.MaintenanceStub = self._client.maintenancestub
         self._auth = rpc_pb2_grpc.AuthStub(self._client.channel)
-        self._login = (user, password)
-        self._login_lock = threading.Lock()
-        self._token: str | None = None
-        self._closed = threading.Event()
 
     def close(self) -> None:
         """Give the connections back; calls in progress end with :class:`StoreUnavailable`."""
-        self._closed.set()
-        self._client.close()
+        with self._lock:
+            self._closed.set()
+            self._client.close()
+
+    def look_up_again(self) -> None:
+        """etcd could not be reached: see in the background whether its names have moved.
+
+        gRPC does that itself for a single name, but not for a list of addresses.
+        """
+        with self._lock:
+            if (
+                self._closed.is_set()
+                or self._dialled.names < 2
+                or self._resolver is not None
+                or time.monotonic() - self._resolved < _LOOK_UP_EVERY
+            ):
+                return
+            # A thread: a name server that does not answer holds its caller for long.
+            self._resolver = threading.Thread(
+                target=self._look_up, name="store-resolver", daemon=True
+            )
+            self._resolver.start()
+
+    def _look_up(self) -> None:
+        before = None
+        try:
+            found = target.resolve(self._parsed)
+            with self._lock:
+                if not self._closed.is_set() and not found.same(self._dialled):
+                    _log.warning("etcd %s: now at %s", self.endpoints, found.text)
+                    before = self._client
+                    self._dial(found)
+        except StoreError as error:
+            _log.info("etcd %s: %s", self.endpoints, error)
+        finally:
+            with self._lock:
+                self._resolver = None
+                self._resolved = time.monotonic()
+        if before is not None:
+            before.close()  # its calls and streams end, and begin again on the new one
 
     def metadata(self, timeout: float | None = None) -> Metadata:
         """Return what every call carries; logs in if there is no token. Raises StoreError."""
@@ -112,13 +162,15 @@ class Calls:
 
     def status(self) -> rpc_pb2.StatusResponse:
         """Return what one member (any) says of itself and its cluster. Raises StoreError."""
-        return self.retried("status", "", self._maintenance.Status, rpc_pb2.StatusRequest())
+        return self.retried("status", "", lambda: self._maintenance.Status, rpc_pb2.StatusRequest())
 
     def error(self, error: grpc.RpcError, operation: str, key: str = "") -> StoreError:
         """Return the typed error of a stream. A refused token is forgotten."""
         typed = translate(error, endpoints=self.endpoints, operation=operation, key=key)
         if isinstance(typed, StoreAuthError) and typed.renewable:
             self.forget_token()
+        elif isinstance(typed, StoreUnavailable):
+            self.look_up_again()
         return typed
 
     def forget_token(self) -> None:
@@ -129,7 +181,7 @@ class Calls:
         self,
         operation: str,
         key: str,
-        method: _Unary[_Q, _R],
+        method: Callable[[], _Unary[_Q, _R]],
         request: _Q,
         *,
         write: bool = False,
@@ -137,7 +189,8 @@ class Calls:
         """Call until it succeeds, fails for good or the timeout is over. Raises StoreError.
 
         ``write``: it may not be carried out twice, so it is only sent again where the try before
-        was certainly not carried out.
+        was certainly not carried out. ``method`` is asked for anew for each try, since the
+        channel may be another one by then.
         """
         deadline = time.monotonic() + self.timeout
         renewed = False
@@ -151,7 +204,7 @@ class Calls:
             while True:
                 metadata = self.metadata(share)
                 try:
-                    return self._once(call, method, request, metadata)
+                    return self._once(call, method(), request, metadata)
                 except StoreAuthError as error:
                     if renewed or not error.renewable or self._login[0] is None:
                         raise
@@ -174,16 +227,21 @@ class Calls:
         try:
             return method(request, call.timeout, metadata=metadata)
         except grpc.RpcError as error:
-            raise translate(
+            typed = translate(
                 error,
                 endpoints=self.endpoints,
                 operation=call.operation,
                 key=call.key,
                 write=call.write,
-            ) from error
-        except ValueError as error:  # what gRPC says of a closed channel
+            )
+            if isinstance(typed, StoreUnavailable):
+                self.look_up_again()
+            raise typed from error
+        except ValueError as error:
+            # What gRPC says of a closed channel: the store's, or the one before a new look-up.
             raise StoreUnavailable(
-                f"etcd {self.endpoints}: {call.operation} {call.key!r}: {error}", retryable=False
+                f"etcd {self.endpoints}: {call.operation} {call.key!r}: {error}",
+                retryable=not self._closed.is_set(),
             ) from error
 
 

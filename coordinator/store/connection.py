@@ -99,7 +99,9 @@ class Store:
             request = rpc_pb2.TxnRequest(
                 success=[rpc_pb2.RequestOp(request_range=r) for r in ranges]
             )
-            answer = self.calls.retried("read", ",".join(part[:3]), self.calls.kv.Txn, request)
+            answer = self.calls.retried(
+                "read", ",".join(part[:3]), lambda: self.calls.kv.Txn, request
+            )
             revision = revision or answer.header.revision
             for response in answer.responses:
                 items.update(self._items(response.response_range.kvs))
@@ -141,7 +143,7 @@ class Store:
             request = rpc_pb2.RangeRequest(key=start, range_end=end, limit=limit, revision=revision)
             try:
                 answer = self.calls.retried(
-                    "list", self.relative(start), self.calls.kv.Range, request
+                    "list", self.relative(start), lambda: self.calls.kv.Range, request
                 )
             except StoreRequestError as error:
                 # The values are too large for one message: smaller pages.
@@ -185,7 +187,7 @@ class Store:
         """
         request, guarded = build(self.full, guards, writes)
         key = ",".join(w.key for w in writes[:3]) or ",".join(g.key for g in guards[:3])
-        answer = self.calls.retried("commit", key, self.calls.kv.Txn, request, write=True)
+        answer = self.calls.retried("commit", key, lambda: self.calls.kv.Txn, request, write=True)
         revision = answer.header.revision
         if answer.succeeded:
             return revision
@@ -210,7 +212,7 @@ class Store:
         then just ends unused.
         """
         request = rpc_pb2.LeaseGrantRequest(TTL=max(1, math.ceil(ttl)))
-        answer = self.calls.retried("grant", "", self.calls.lease.LeaseGrant, request)
+        answer = self.calls.retried("grant", "", lambda: self.calls.lease.LeaseGrant, request)
         if answer.error:
             raise StoreRequestError(f"etcd {self.endpoints}: grant: {answer.error}")
         return answer.ID, answer.TTL
@@ -219,15 +221,18 @@ class Store:
         """End a lease and delete its keys. An unknown lease is no error. Raises StoreError."""
         request = rpc_pb2.LeaseRevokeRequest(ID=lease_id)
         try:
-            self.calls.retried("revoke", f"{lease_id:x}", self.calls.lease.LeaseRevoke, request)
+            self.calls.retried(
+                "revoke", f"{lease_id:x}", lambda: self.calls.lease.LeaseRevoke, request
+            )
         except LeaseLost:
             return
 
     def time_to_live(self, lease_id: int) -> int:
         """Return the seconds left to a lease; 0 or less if there is none. Raises StoreError."""
         request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease_id)
-        stub = self.calls.lease.LeaseTimeToLive
-        return self.calls.retried("time_to_live", f"{lease_id:x}", stub, request).TTL
+        return self.calls.retried(
+            "time_to_live", f"{lease_id:x}", lambda: self.calls.lease.LeaseTimeToLive, request
+        ).TTL
 
     # ---- for the streams of this package
 

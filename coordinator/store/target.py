@@ -30,10 +30,20 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``text`` is what gRPC dials; ``server_name`` is what a certificate must name."""
+    """``text`` is what gRPC dials; ``server_name`` is what a certificate must name.
+
+    ``names``: how many endpoints there are, if any is a name that was resolved here; else 0.
+    """
 
     text: str
     server_name: str
+    names: int = 0
+
+    def same(self, other: Target) -> bool:
+        """Whether it leads to the same addresses, in whatever order."""
+        return sorted(self.text.split(":", 1)[1].split(",")) == sorted(
+            other.text.split(":", 1)[1].split(",")
+        )
 
 
 def parse_endpoint(text: str) -> tuple[Endpoint, bool]:
@@ -97,7 +107,10 @@ def resolve(endpoints: Sequence[Endpoint]) -> Target:
         names = ", ".join(endpoint.host for endpoint in endpoints)
         raise StoreUnavailable(f"none of the etcd hosts can be resolved: {names}")
     _SHUFFLE.shuffle(targets)
-    return Target(f"ipv{family}:{','.join(targets)}", first.host)
+    named = any(addresses != [e.host] for e, addresses in by_endpoint.items())
+    return Target(
+        f"ipv{family}:{','.join(targets)}", first.host, names=len(endpoints) if named else 0
+    )
 
 
 def channel_options(

@@ -63,6 +63,17 @@ def test_tokens_are_renewed(guarded: Etcd) -> None:
         lease.close(revoke=True)
 
 
+def test_a_token_that_etcd_forgot_is_renewed_within_a_call(guarded: Etcd) -> None:
+    with Store(guarded.endpoints, prefix="/mine", user="hot", password="hotpw") as store:
+        store.commit([], [Put("a", b"1")])
+        guarded.restart()
+        store.commit([], [Put("a", b"2")])
+        guarded.restart()
+        found = store.get("a")
+        assert found is not None
+        assert found.value == b"2"
+
+
 def guarded_ready(store: Store) -> None:
     for _ in range(10):
         try:

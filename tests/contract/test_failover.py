@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import pytest
 from coordinator.store import (
     Absent,
     Changed,
+    Disconnected,
     GuardFailed,
     Lease,
     LeaseEvent,
@@ -20,6 +22,7 @@ from coordinator.store import (
     Store,
     StoreUnavailable,
     WatchEvent,
+    calls,
 )
 from coordinator.store.lease import LeaseLost
 from tests.contract.recorder import Recorder, history, watching
@@ -111,3 +114,32 @@ def test_without_a_majority_it_is_unavailable(three: Etcd, store: Store) -> None
     three.start()
     three.await_ready()
     assert store.get("a") is not None
+
+
+def test_names_that_move_are_looked_up_again(
+    three: Etcd, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when containers are made anew: the names stay, the addresses do not."""
+    there = "127.0.0.9"  # nobody listens there
+    getaddrinfo = socket.getaddrinfo
+
+    def lookup(host: str, port: int, **more: int) -> list[tuple[object, ...]]:
+        if host in ("etcd-0", "etcd-1"):
+            return [(0, 0, 0, "", (there, port))]
+        return list(getaddrinfo(host, port, **more))
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(calls, "_LOOK_UP_EVERY", 0.2)
+    ports = [endpoint.rpartition(":")[2] for endpoint in three.endpoints]
+    names = [f"etcd-0:{ports[0]}", f"etcd-1:{ports[1]}"]
+    with (
+        Store(names, prefix=store.prefix, timeout=1.0, keepalive=1.0) as named,
+        watching(named, "k/") as events,
+    ):
+        events.until(Disconnected)
+        with pytest.raises(StoreUnavailable):
+            named.get("a")
+        there = "127.0.0.1"
+        events.until(Listed)
+        write(named, "k/a")
+        assert [c.key for c in events.until(Changed).changes] == ["k/a"]

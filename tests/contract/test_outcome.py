@@ -66,6 +66,19 @@ def test_an_answer_that_never_comes_leaves_the_outcome_unknown(etcd: Etcd) -> No
         assert found.create_revision == found.mod_revision, "it was written once"
 
 
+def test_a_connection_that_breaks_leaves_the_outcome_unknown(etcd: Etcd) -> None:
+    with Store(etcd.endpoints, prefix="/own", timeout=10.0, keepalive=20.0) as store:
+        first = store.commit([], [Put("a", b"0")])
+        etcd.freeze()
+        result = in_thread(lambda: store.commit([Unchanged("a", first)], [Put("a", b"1")]))
+        threading.Event().wait(0.5)
+        etcd.kill()
+        etcd.start()
+        with pytest.raises(StoreUnavailable) as caught:
+            result()
+        assert caught.value.outcome_unknown, "sending it again could have answered GuardFailed"
+
+
 def test_a_commit_waits_for_an_etcd_that_comes_back_in_time(etcd: Etcd) -> None:
     with Store(etcd.endpoints, prefix="/own", timeout=20.0) as store:
         store.commit([], [Put("a", b"1")])
