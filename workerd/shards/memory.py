@@ -21,7 +21,8 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(-1).view(torch.uint8)
+    # A length of 1 may have any stride, which a view as bytes would not take.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _parts(tensor: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
