@@ -32,6 +32,8 @@ _FIRST_SPEC = 1
 _MESSAGE = 2000
 """Characters of a status message: gRPC carries it in a header, and headers are limited."""
 _TRIES = 5
+_TEXT = 1000
+"""Characters of a reason or a request id."""
 
 NO_REASON = "an operator asked for it"
 
@@ -45,9 +47,10 @@ def submit(
     and store errors.
     """
     spec = from_record(JobSpec, request.spec)
-    problems = validate(spec)
+    problems = [str(one) for one in validate(spec)]
+    problems += _too_long("request_id", request.request_id)
     if problems:
-        raise Refused(_Code.INVALID_ARGUMENT, _lines([str(one) for one in problems]))
+        raise Refused(_Code.INVALID_ARGUMENT, _lines(problems))
     job = Job(
         spec=spec,
         spec_revision=_FIRST_SPEC,
@@ -89,6 +92,9 @@ def stop(
     Raises :class:`Refused` with NOT_FOUND, or FAILED_PRECONDITION when the job has ended by
     itself, and store errors.
     """
+    problems = _too_long("reason", request.reason)
+    if problems:
+        raise Refused(_Code.INVALID_ARGUMENT, _lines(problems))
     key, status_key = keys.job_spec(request.job), keys.job_status(request.job)
     for _ in range(_TRIES):
         found = store.read([key, status_key]).items
@@ -114,6 +120,12 @@ def stop(
             if leading in failed.failed:
                 raise _deposed() from failed
     raise Refused(_Code.ABORTED, f"job {request.job!r} is being changed by others; try again")
+
+
+def _too_long(field: str, text: str) -> list[str]:
+    if len(text) <= _TEXT:
+        return []
+    return [f"{field}: has {len(text)} characters, at most {_TEXT} are allowed"]
 
 
 def _deposed() -> Refused:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from coordinator.controller import records
-from coordinator.controller.transactions import Context, Stale, Transaction, build
+from coordinator.controller.transactions import Context, Stale, Transaction, build, undo_staged
 from coordinator.controller.view import Observer
 from coordinator.model import ClusterView, Settings, Verdict
 from coordinator.plan import (
@@ -153,32 +153,42 @@ class Leader:
             self._evicting = True
             self._observer.forget_verdicts()
         view = self._observer.view(no_eviction_before)
-        actions = self._plan(view, now, self._settings)
-        self._report_waits(actions)
-        for action in actions:
-            if isinstance(action, Probe):
-                self._probe(action, now)
-            elif not isinstance(action, Wait):
-                try:
-                    self._carry_out(action, view)
-                except (GuardFailed, Stale) as error:
-                    self._overtaken(action, error)
-                    return None
-                except StoreUnavailable as error:
-                    log.warning("%s was not written: %s", _subject(action), error)
-                    self._not_before = time.monotonic() + _BACK_OFF
-                    return time.monotonic()
+        subject = "what was staged"
+        try:
+            undone = undo_staged(self._context(view))
+            for transaction in undone:
+                log.info("taking back what was staged and never valid")
+                self._commit(transaction)
+            if undone:
+                return None
+            actions = self._plan(view, now, self._settings)
+            self._report_waits(actions)
+            for action in actions:
+                subject = _subject(action)
+                self._carry_out(action, view, now)
+        except (GuardFailed, Stale) as error:
+            self._overtaken(subject, error)
+        except StoreUnavailable as error:
+            log.warning("%s: not written: %s", subject, error)
+            self._not_before = time.monotonic() + _BACK_OFF
+            return time.monotonic()
         return None
 
-    def _carry_out(self, action: Action, view: ClusterView) -> None:
+    def _context(self, view: ClusterView) -> Context:
         # Wall time for people: nothing is decided from it.
         wall_ns = time.time_ns()  # noqa: TID251
-        context = Context(self._guard, view, self._observer.mod_revision, wall_ns)
-        transactions = build(action, context)
-        for transaction in transactions:
+        return Context(self._guard, view, self._observer.mod_revision, wall_ns)
+
+    def _carry_out(self, action: Action, view: ClusterView, now: float) -> None:
+        if isinstance(action, Probe):
+            self._probe(action, now)
+            return
+        if isinstance(action, Wait):
+            return
+        for transaction in build(action, self._context(view)):
             self._commit(transaction)
         level = logging.DEBUG if isinstance(action, UpdateStatus) else logging.INFO
-        log.log(level, "%s: %s", _subject(action), getattr(action, "reason", ""))
+        log.log(level, "%s: %s", _subject(action), action.reason)
         if isinstance(action, DeclareDead):
             self._revoke(action, view)
 
@@ -189,11 +199,11 @@ class Leader:
         self._awaited = max(self._awaited, revision)
         self._awaited_until = time.monotonic() + _SEEN_WITHIN
 
-    def _overtaken(self, action: Action, error: GuardFailed | Stale) -> None:
+    def _overtaken(self, subject: str, error: GuardFailed | Stale) -> None:
         """The world moved on: decide anew once the watch has told how."""
         if isinstance(error, GuardFailed) and self._guard in error.failed:
             raise Fenced(str(error)) from error
-        log.info("%s: overtaken, deciding anew: %s", _subject(action), error)
+        log.info("%s: overtaken, deciding anew: %s", subject, error)
         self._not_before = time.monotonic() + _BACK_OFF
 
     def _revoke(self, action: DeclareDead, view: ClusterView) -> None:

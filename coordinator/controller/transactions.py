@@ -83,6 +83,29 @@ def build(action: Action, context: Context) -> tuple[Transaction, ...]:
             return ()
 
 
+def undo_staged(context: Context) -> tuple[Transaction, ...]:
+    """Take back what was staged for the first generation of a job, and never became valid.
+
+    Its leader fell, or lost a race, before the record: a job without a record has no slots, and
+    the nodes that were to have them are free. (Later generations need no undoing: a slot that is
+    staged replaces a lost one, and becomes valid with whichever record comes next.)
+    """
+    undone: list[Transaction] = []
+    for name, job in sorted(context.view.jobs.items()):
+        if job.generation is not None:
+            continue
+        stale = [keys.slot(name, number) for number in sorted(job.slots)]
+        stale += [
+            keys.assignment(node)
+            for node, held in sorted(context.view.assignments.items())
+            if held.job == name
+        ]
+        guards = (context.leader, Absent(keys.generation(name)))
+        units = [Transaction((), (Delete(key),)) for key in stale]
+        undone += [Transaction(guards, part.writes) for part in _packed(units, len(guards))]
+    return tuple(undone)
+
+
 def _one(context: Context, guards: Sequence[Guard], write: Write) -> Transaction:
     return Transaction((context.leader, *guards), (write,))
 

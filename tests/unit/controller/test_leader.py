@@ -318,3 +318,17 @@ def test_actions_in_one_pass_don_t_stand_in_each_other_s_way(bench: Bench) -> No
     assert bench.act() is None
     assert keys.job_status("demo") in bench.memory.items
     assert bench.memory.commits == 3
+
+
+def test_nothing_is_decided_while_there_is_something_to_take_back(bench: Bench) -> None:
+    from coordinator.model import Job, JobSpec
+
+    job = Job(spec=JobSpec(name="demo", command=("x",)))
+    place(bench)
+    bench.memory.write([Put(keys.job_spec("demo"), records.dump(job))])
+    bench.listed().act()
+    assert not bench.views
+    assert keys.assignment("n0") not in bench.memory.items
+    bench.deliver()
+    bench.act()
+    assert len(bench.views) == 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from coordinator.controller.transactions import (
     Stale,
     Transaction,
     build,
+    undo_staged,
 )
 from coordinator.model import (
     Assignment,
@@ -24,8 +26,10 @@ from coordinator.model import (
     Generation,
     Incident,
     IncidentMark,
+    Job,
     JobState,
     JobStatus,
+    JobView,
     LiveNode,
     Node,
     NodeFlags,
@@ -228,3 +232,22 @@ def test_every_record_is_written_as_it_is_read() -> None:
     incident = Incident(id="demo.1", job="demo", cause=Cause.DEADLINE, nodes=("n0",), closed=True)
     made = only(UpdateIncident(incident, "why"), context())
     assert value(made, "incidents/demo.1") == incident
+
+
+@pytest.mark.parametrize("count", [0, 3, 150])
+def test_what_was_staged_for_a_job_that_never_began_is_taken_back(count: int) -> None:
+    job = JobView(Job(), slots={one: Slot(slot=one, node=f"n{one}") for one in range(count)})
+    begun = replace(job, generation=Generation(job="begun", generation=1))
+    places = {f"n{one}": Assignment(f"n{one}", "a", "demo", one, 1) for one in range(count)}
+    view = ClusterView(
+        jobs={"demo": job, "begun": begun},
+        assignments={**places, "other": Assignment("other", "a", "begun", 0, 1)},
+    )
+    made = undo_staged(context(view=view))
+    deleted = [write.key for one in made for write in one.writes]
+    assert sorted(deleted) == sorted(
+        [keys.slot("demo", one) for one in range(count)] + [keys.assignment(one) for one in places]
+    )
+    for one in made:
+        assert one.guards == (LEADER, Absent(GENERATION))
+        assert len(one.writes) <= MAX_OPERATIONS
