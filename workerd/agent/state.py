@@ -190,8 +190,9 @@ class Limits:
     """Between SIGTERM and SIGKILL."""
     release_grace: float = 60.0
     """How long a released trainer may take to leave: it may still write its model."""
-    link_grace: float = 5.0
-    """How long a trainer may live without a link."""
+    link_grace: float = 30.0
+    """How long a trainer may live without a link. One that has raised takes seconds to leave on a
+    busy machine: its interpreter frees everything that torch has made."""
     progress_interval: float = 1.0
     """Between two progress records without an urgent reason."""
     retry: float = 1.0

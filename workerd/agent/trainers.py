@@ -93,10 +93,11 @@ class Entry:
         if self.page is not None:
             self.page.close()
             self.page = None
-        if self.facts.ending:
-            exit_ = replace(exit_, message=f"ended by workerd: {self.facts.ending}")
-        elif self.traceback:
+        # What the script said first: that it then took long to leave is no cause.
+        if self.traceback:
             exit_ = replace(exit_, message=self.traceback[-2000:])
+        elif self.facts.ending:
+            exit_ = replace(exit_, message=f"ended by workerd: {self.facts.ending}")
         if self.link is not None:
             self.link.close()
             self.link = None
