@@ -33,6 +33,7 @@ from coordinator.store import (
     Listed,
     Store,
     StoreError,
+    StoreRequestError,
     StoreUnavailable,
     WatchEvent,
     keys,
@@ -44,6 +45,9 @@ _SEEN_WITHIN = 5.0
 """Seconds that the watch may take to deliver an own write before decisions go on without it."""
 _BACK_OFF = 0.2
 """Seconds before deciding again after a write that failed, unless the watch says more first."""
+
+_REFUSED = 1.0
+"""Seconds before deciding again after etcd refused a write for what it is, or for who asks."""
 
 Ask = Callable[[str, str, str, float], None]
 
@@ -66,7 +70,8 @@ class Leader:
         self._plan = plan
         self._observer = Observer()
         self._listed = False
-        self._not_before = 0.0
+        self._not_before = 0.0  # or until the watch says more
+        self._refused_until = 0.0
         self._awaited = 0
         self._awaited_until = 0.0
         self._evicting = False
@@ -134,7 +139,7 @@ class Leader:
         one, in monotonic seconds. Raises :class:`Fenced` when the election key is gone.
         """
         now = time.monotonic()
-        if not self._listed or now < self._not_before:
+        if not self._listed or now < max(self._not_before, self._refused_until):
             return None
         if self._observer.revision < self._awaited:
             if now < self._awaited_until:
@@ -165,13 +170,21 @@ class Leader:
             self._report_waits(actions)
             for action in actions:
                 subject = _subject(action)
-                self._carry_out(action, view, now)
+                try:
+                    self._carry_out(action, view, now)
+                except StoreRequestError as error:
+                    # Too large, say. The other jobs must not wait for this one's repair.
+                    log.error("%s: etcd refuses it: %s", subject, error)
+                    self._refused_until = time.monotonic() + _REFUSED
         except (GuardFailed, Stale) as error:
             self._overtaken(subject, error)
         except StoreUnavailable as error:
             log.warning("%s: not written: %s", subject, error)
             self._not_before = time.monotonic() + _BACK_OFF
             return time.monotonic()
+        except StoreError as error:
+            log.error("%s: not written: %s", subject, error)
+            self._refused_until = time.monotonic() + _REFUSED
         return None
 
     def _context(self, view: ClusterView) -> Context:

@@ -42,6 +42,8 @@ from coordinator.store import (
     Listed,
     Put,
     Store,
+    StoreAuthError,
+    StoreRequestError,
     StoreUnavailable,
     keys,
 )
@@ -59,7 +61,8 @@ class Memory:
         self.revision = 1
         self.items = {"election/c1": KeyValue("election/c1", b"{}", 1, 1, 9)}
         self.events: list[Changed] = []
-        self.down = False
+        self.down = self.forbidden = False
+        self.limit = 10**6
         self.commits = 0
         self.revoked: list[int] = []
 
@@ -67,6 +70,10 @@ class Memory:
         self.commits += 1
         if self.down:
             raise StoreUnavailable("etcd is down", outcome_unknown=True)
+        if self.forbidden:
+            raise StoreAuthError("permission denied")
+        if any(isinstance(one, Put) and len(one.value) > self.limit for one in writes):
+            raise StoreRequestError("request is too large")
         failed = [guard for guard in guards if not holds(guard, self.items.get(guard.key))]
         if failed:
             current = {guard.key: self.items.get(guard.key) for guard in guards}
@@ -332,3 +339,27 @@ def test_nothing_is_decided_while_there_is_something_to_take_back(bench: Bench) 
     bench.deliver()
     bench.act()
     assert len(bench.views) == 1
+
+
+def test_a_write_that_etcd_refuses_holds_up_nobody_else(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = UpdateStatus("large", JobStatus(JobState.WAITING, "x" * 2000), "why")
+    bench.memory.limit = 1000
+    bench.listed().decide = lambda view: (large, STATUS)
+    bench.act()
+    assert keys.job_status("large") not in bench.memory.items
+    assert keys.job_status("demo") in bench.memory.items
+    assert "job large: status WAITING: etcd refuses it" in caplog.text
+    bench.deliver()
+    bench.act()
+    assert len(bench.views) == 1, "not again at once, whatever happens"
+
+
+def test_a_user_without_the_rights_is_no_outage_and_no_end(bench: Bench) -> None:
+    bench.listed().decide = lambda view: (STATUS,)
+    bench.memory.forbidden = True
+    assert bench.act() is None
+    assert bench.memory.commits == 1
+    assert bench.act() is None
+    assert bench.memory.commits == 1
