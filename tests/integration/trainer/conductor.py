@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +29,11 @@ from protos.trainer_pb2 import (
     Stopped,
     Welcome,
 )
+from tests.integration.trainer.nursery import Nursery
 from workerd.protocol import link as wire
 from workerd.protocol.page import PageView, ProgressPage
 
 DEADLINE = 60.0
-ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("script.py")
 
 M = TypeVar("M")
@@ -46,6 +44,7 @@ class Trainer:
 
     def __init__(
         self,
+        nursery: Nursery,
         folder: Path,
         instance: str,
         spare: bool,
@@ -60,21 +59,16 @@ class Trainer:
         self.page = ProgressPage.create(page)
         self.output = folder / f"{instance}.log"
         listener = wire.Listener(folder / f"{instance}.sock")
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT)],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "OMP_NUM_THREADS": "1",
-                    wire.SOCKET_VARIABLE: str(folder / f"{instance}.sock"),
-                    wire.INSTANCE_VARIABLE: instance,
-                    wire.PAGE_VARIABLE: str(page),
-                    **environment,
-                },
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = nursery.start(
+            SCRIPT,
+            {
+                wire.SOCKET_VARIABLE: str(folder / f"{instance}.sock"),
+                wire.INSTANCE_VARIABLE: instance,
+                wire.PAGE_VARIABLE: str(page),
+                **environment,
+            },
+            self.output,
+        )
         self._spare, self._replicas, self._listener = spare, replicas, listener
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -170,7 +164,8 @@ class Trainer:
 class Conductor:
     """One job of replicas of one rank each. Ranks are the keys of `ranks`."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, nursery: Nursery, folder: Path, **environment: str) -> None:
+        self.nursery = nursery
         self.folder = folder
         self.environment = environment
         self.generation = 0
@@ -184,7 +179,8 @@ class Conductor:
     ) -> Trainer:
         """Starts one more."""
         together = {**self.environment, **environment}
-        trainer = Trainer(self.folder, f"t{len(self.all)}", spare, replicas, together)
+        name = f"t{len(self.all)}"
+        trainer = Trainer(self.nursery, self.folder, name, spare, replicas, together)
         self.all.append(trainer)
         return trainer
 
@@ -227,13 +223,18 @@ class Conductor:
             for rank, trainer in self.ranks.items()
         }
 
-    def restore(self, acks: Mapping[int, Stopped], only: Sequence[int] | None = None) -> int:
-        """RESTORE from the acks; answers S."""
+    def restore(
+        self,
+        acks: Mapping[int, Stopped],
+        only: Sequence[int] | None = None,
+        sources: Sequence[int] | None = None,
+    ) -> int:
+        """RESTORE from the acks, to `only` some ranks, naming some `sources`; answers S."""
         held = [ack.step for ack in acks.values() if ack.phase != EMPTY]
         initial = not held
         step = max(held) if held else 0
         lowest = min(acks)
-        sources = [
+        named = [
             Source(
                 rank=rank,
                 node=f"node-of-{self.ranks[rank].instance}",
@@ -242,6 +243,7 @@ class Conductor:
                 initial_digest=ack.initial_digest if initial else "",
             )
             for rank, ack in acks.items()
+            if (sources is None or rank in sources)
             if (initial and rank == lowest)
             or (ack.phase in (COMPUTING, PREPARED, DONE) and ack.step == step)
             or (ack.phase == PREPARED and ack.step == step - 1)
@@ -256,7 +258,7 @@ class Conductor:
                     rank=rank,
                     replica=rank,
                     replicas=len(self.ranks),
-                    sources=sources,
+                    sources=named,
                     rendezvous=Rendezvous(address=offer.address, nonce=offer.nonce),
                 )
             )

@@ -7,17 +7,26 @@ from pathlib import Path
 import pytest
 
 from tests.integration.trainer.conductor import Conductor
+from tests.integration.trainer.nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Forks trainers."""
+    one = Nursery()
+    yield one
+    one.close()
 
 
 @pytest.fixture
-def conduct(tmp_path: Path) -> Iterator[Callable[..., Conductor]]:
+def conduct(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., Conductor]]:
     """Makes conductors; whatever they started is gone afterwards."""
     made: list[Conductor] = []
 
     def make(**environment: str) -> Conductor:
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        made.append(Conductor(folder, **environment))
+        made.append(Conductor(nursery, folder, **environment))
         return made[-1]
 
     yield make
@@ -26,14 +35,14 @@ def conduct(tmp_path: Path) -> Iterator[Callable[..., Conductor]]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Callable[..., str]:
     """The digest of a run that nothing happens to, by its environment; run once each."""
     known: dict[tuple[tuple[str, str], ...], str] = {}
 
     def digest(**environment: str) -> str:
         key = tuple(sorted(environment.items()))
         if key not in known:
-            conductor = Conductor(tmp_path_factory.mktemp("undisturbed"), **environment)
+            conductor = Conductor(nursery, tmp_path_factory.mktemp("undisturbed"), **environment)
             try:
                 conductor.start()
                 known[key] = conductor.finish()

@@ -23,8 +23,8 @@ def install() -> None:
 
     def learns_late(self: Group, bits: int = 0) -> int:
         nonlocal calls
-        agreed = agree(self, bits)
         calls += 1
+        agreed = agree(self, bits)
         if calls == int(late) + 1:
             while True:
                 try:
@@ -52,6 +52,14 @@ def at(place: str, job: Job) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif deed == "raise":
         raise RuntimeError("on purpose")
+    elif deed == "broken":  # as a script may, once it misses its peers
+        assert job.session is not None
+        if job.session.standing.joined > 1:
+            return
+        while not job.session.disturbed():
+            time.sleep(0.001)  # noqa: TID251 - a test's script
+        print("raised without peers", flush=True)
+        raise FloatingPointError("the loss is no number")
     elif deed.startswith("hold="):  # until the file is there
         path = Path(deed.removeprefix("hold="))
         path.with_suffix(".held").touch()

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -42,6 +43,57 @@ def build() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """Input by index, made in a data loader's worker."""
+
+    def __init__(self, start: int, count: int, replica: int) -> None:
+        self.start, self.count, self.replica = start, count, replica
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = torch.Generator().manual_seed(1000 * (self.start + index) + self.replica)
+        return torch.randn(8, 16, generator=drawn)
+
+
+class Plain:
+    """Batches by step, without data loaders."""
+
+    def batch(self, step: int, replica: int) -> torch.Tensor:
+        return Numbers(step, 1, replica)[0]
+
+
+class Feed:
+    """Batches by step, from data loaders with two workers that live for EPOCH steps."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.at = -1
+        self.batches: Iterator[torch.Tensor] = iter(())
+        self.last = torch.empty(0)
+
+    def batch(self, step: int, replica: int) -> torch.Tensor:
+        if step == self.at:  # a repeated step
+            return self.last
+        if step != self.at + 1 or step % self.epoch == 0:
+            end = step - step % self.epoch + self.epoch
+            numbers = Numbers(step, end - step, replica)
+            loader = torch.utils.data.DataLoader(
+                numbers,
+                batch_size=None,
+                num_workers=2,
+                multiprocessing_context="fork",
+                # A loader draws its workers' seed when it is iterated. From the step's own stream
+                # it would take a number that a repeated step does not take again.
+                generator=torch.Generator(),
+            )
+            self.batches = iter(loader)
+        self.at = step
+        self.last = next(self.batches)
+        return self.last
+
+
 def main() -> None:
     faults.install()
     with join() as job:
@@ -57,10 +109,11 @@ def main() -> None:
 
         if os.environ.get("REHEARSE"):
             job.rehearse(rehearsal)
+        epoch = int(os.environ.get("LOADER", "0"))
+        feed: Feed | Plain = Feed(epoch) if epoch else Plain()
         while job.step < STEPS:
             with job.attempt():
-                data = torch.Generator().manual_seed(1000 * job.step + job.replica)
-                inputs = torch.randn(8, 16, generator=data)
+                inputs = feed.batch(job.step, job.replica)
                 faults.at("forward", job)
                 loss = model(inputs).square().mean() + random.random() * 0.1
                 counter.seen += 8
