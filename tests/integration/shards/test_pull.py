@@ -33,6 +33,7 @@ from tests.integration.shards.support import (
 )
 from workerd.shards.errors import (
     ChecksumError,
+    Ended,
     Mismatch,
     NoSource,
     PullAborted,
@@ -231,7 +232,7 @@ def test_sources_that_differ_are_told_and_never_mixed(
     first = ShardServer("127.0.0.1")
     first.offer(identity(), one.serve(2))
     server.offer(identity(), two.serve(2))
-    proxy = Proxy(first.address, cut_at=6_000_000)
+    proxy = Proxy(first.address, cut_at=9_500_000)
     with closing(first, proxy), caplog.at_level(logging.WARNING):
         receive(here, source(proxy.address), source(server.address))
     assert "another state" in caplog.text
@@ -271,23 +272,81 @@ def test_a_source_that_dies_in_the_middle_is_replaced_by_another(
     assert here.digest() == second.ask("digest")
 
 
-def test_the_stop_event_ends_a_pull(server: ShardServer) -> None:
+class _Blocking(Served):
+    """Read for as long as a test wants."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(served.step, served.tensors, served.skeleton)
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+
+    def manifest(self, check: Callable[[], None] = lambda: None) -> shards_pb2.Manifest:
+        self.entered.set()
+        assert self.leave.wait(WAIT)
+        return super().manifest(check)
+
+
+class _Stalling(ShardServer):
+    """A source that lives, but sends nothing after its first message until it may."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self.stalled = threading.Event()
+        self.go_on = threading.Event()
+
+    def _chunks(self, offer: Any, names: list[str]) -> Iterator[bytes]:
+        for index, chunk in enumerate(super()._chunks(offer, names)):
+            if index:
+                self.stalled.set()
+                assert self.go_on.wait(WAIT)
+            yield chunk
+
+    def close(self) -> None:
+        self.go_on.set()
+        super().close()
+
+
+def test_the_stop_event_ends_a_pull_whatever_the_source_does() -> None:
     there, here = build(0, *MEDIUM, 2), build(1, *MEDIUM)
-    server.offer(identity(), there.serve(2))
-    proxy = Proxy(server.address, hold_at=6_000_000)
-    stop = threading.Event()
-    with closing(proxy):
-        thread, answers = _in_thread(lambda: receive(here, source(proxy.address), stop=stop))
-        assert proxy.held.wait(WAIT)
+    stalling, stop = _Stalling("127.0.0.1"), threading.Event()
+    with closing(stalling):
+        stalling.offer(identity(), there.serve(2))
+        thread, answers = _in_thread(lambda: receive(here, source(stalling.address), stop=stop))
+        assert stalling.stalled.wait(WAIT)
+        thread.join(0.5)  # now it waits for the next message
         stop.set()
-        thread.join(WAIT)
+        thread.join(8)  # less than the patience with a stalled stream
+        assert not thread.is_alive()
     assert isinstance(answers[0], PullAborted)
     assert not [t for t in threading.enumerate() if t.name == "shards-pull"]
-    waiting, answers = _in_thread(
-        lambda: receive(here, source(server.address), generation=9, stop=stop)
-    )
-    waiting.join(WAIT)
-    assert isinstance(answers[0], PullAborted)
+
+
+def test_the_stop_event_ends_the_wait_for_a_manifest_and_for_what_is_not_yet(
+    server: ShardServer,
+) -> None:
+    here, served = build(1), _Blocking(build(0, steps=2).serve(2))
+    server.offer(identity(), served)
+    for generation in (1, 2):
+        stop = threading.Event()
+        thread, answers = _in_thread(
+            partial(receive, here, source(server.address), stop=stop, generation=generation)
+        )
+        assert generation == 2 or served.entered.wait(WAIT)
+        stop.set()
+        thread.join(WAIT / 2)
+        assert isinstance(answers[0], PullAborted)
+    served.leave.set()
+
+
+def test_nothing_is_read_after_the_end(server: ShardServer) -> None:
+    server.offer(identity(), build(0, *MEDIUM).serve(2))
+    offer = server._offer
+    assert offer is not None
+    chunks = server._chunks(offer, list(offer.served.tensors))
+    next(chunks)
+    server.end(1, WAIT)
+    with pytest.raises(Ended):
+        next(chunks)
 
 
 def test_the_end_of_a_generation_ends_its_streams(server: ShardServer) -> None:
@@ -305,20 +364,6 @@ def test_the_end_of_a_generation_ends_its_streams(server: ShardServer) -> None:
         thread.join(WAIT)
     # Not ChecksumError: nothing that was sent is of the time after the end.
     assert isinstance(answers[0], SourceRefused)
-
-
-class _Blocking(Served):
-    """Read for as long as a test wants."""
-
-    def __init__(self, served: Served) -> None:
-        super().__init__(served.step, served.tensors, served.skeleton)
-        self.entered = threading.Event()
-        self.leave = threading.Event()
-
-    def manifest(self, check: Callable[[], None] = lambda: None) -> shards_pb2.Manifest:
-        self.entered.set()
-        assert self.leave.wait(WAIT)
-        return super().manifest(check)
 
 
 def test_the_end_waits_for_a_reader_in_the_memory(server: ShardServer) -> None:
