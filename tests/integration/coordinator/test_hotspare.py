@@ -6,16 +6,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.store import keys
-from tests.etcd import free_ports
 from tests.integration.coordinator.cluster import Cluster
 from tests.integration.coordinator.processes import SOON
 
@@ -168,16 +169,24 @@ def test_a_name_that_is_taken(operator: Operator) -> None:
     assert "choose another name" in done.stderr
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
-    port = free_ports(1)[0]
-    done = Operator(tmp_path, f"127.0.0.1:{port}").run("status", "--timeout", "1")
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that is taken and refuses every connection."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_nobody_answers(tmp_path: Path, nobody: str) -> None:
+    done = Operator(tmp_path, nobody).run("status", "--timeout", "1")
     assert done.returncode == 1
-    assert f"UNAVAILABLE: coordinator 127.0.0.1:{port}" in done.stderr
+    assert f"UNAVAILABLE: coordinator {nobody}" in done.stderr
 
 
-def test_it_goes_on_to_a_coordinator_that_answers(operator: Operator, tmp_path: Path) -> None:
-    port = free_ports(1)[0]
-    both = f"127.0.0.1:{port},{operator.environment['HOTSPARE_COORDINATOR']}"
+def test_it_goes_on_to_a_coordinator_that_answers(
+    operator: Operator, tmp_path: Path, nobody: str
+) -> None:
+    both = f"{nobody},{operator.environment['HOTSPARE_COORDINATOR']}"
     Operator(tmp_path, both).ok("status")
 
 
