@@ -128,7 +128,7 @@ class Link(Generic[Out, In]):
                     self._socket.send(packet)
                     return
                 except BlockingIOError:
-                    self._wait(select.POLLOUT, deadline)
+                    _wait(self._socket, select.POLLOUT, deadline)
                 except OSError as error:
                     raise LinkClosed(f"cannot send: {error}") from error
 
@@ -144,7 +144,7 @@ class Link(Generic[Out, In]):
                 packet = self._socket.recv(MAX_PACKET_BYTES + 1)
                 break
             except BlockingIOError:
-                self._wait(select.POLLIN, deadline)
+                _wait(self._socket, select.POLLIN, deadline)
             except OSError as error:
                 raise LinkClosed(f"cannot receive: {error}") from error
         if not packet:
@@ -170,16 +170,17 @@ class Link(Generic[Out, In]):
         """Closes the descriptor that a fork has copied; the parent's link goes on."""
         self._socket.close()
 
-    def _wait(self, events: int, deadline: float | None) -> None:
-        descriptor = self._socket.fileno()
-        if descriptor < 0:
-            raise LinkClosed("this end has been closed")
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            raise LinkTimeout("the time to wait has passed")
-        poll = select.poll()
-        poll.register(descriptor, events)
-        poll.poll(None if left is None else left * 1000)
+
+def _wait(waited: socket.socket, events: int, deadline: float | None) -> None:
+    descriptor = waited.fileno()
+    if descriptor < 0:
+        raise LinkClosed("this end has been closed")
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise LinkTimeout("the time to wait has passed")
+    poll = select.poll()
+    poll.register(descriptor, events)
+    poll.poll(None if left is None else left * 1000)
 
 
 TrainerEnd = Link[Upward, Downward]
@@ -239,14 +240,8 @@ class Listener:
                 connection, _ = self._socket.accept()
                 return workerd_end(connection)
             except BlockingIOError:
-                descriptor = self._socket.fileno()
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise LinkTimeout("no trainer has connected in time") from None
-                poll = select.poll()
-                poll.register(descriptor, select.POLLIN)
-                poll.poll(None if left is None else left * 1000)
-            except (OSError, ValueError) as error:
+                _wait(self._socket, select.POLLIN, deadline)
+            except OSError as error:
                 raise LinkClosed(f"the listener is closed: {error}") from error
 
     def close(self) -> None:

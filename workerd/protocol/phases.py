@@ -207,6 +207,8 @@ def pulling(standing: Standing, generation: int) -> Verdict:
 
 def pulled(standing: Standing, generation: int) -> Verdict:
     """A pull for `generation` has arrived whole and verified. GO: the rank holds the state."""
+    if standing.phase is not StepPhase.EMPTY:
+        return Verdict(Do.REFUSE, standing, "a whole state is never overwritten")
     if standing.stopped != generation or standing.restored != generation:
         return Verdict(
             Do.IGNORE, standing, f"EMPTY was acknowledged for {standing.stopped} meanwhile"

@@ -22,16 +22,16 @@ _PULL_TIMEOUT: Final = 600.0  # seconds; the generation's own deadline is the le
 _PULL_PAUSE: Final = 0.5  # seconds between two tries, unless a stop comes
 
 
-def shard_identity(session: Session, restore: Restore) -> ShardIdentity:
+def shard_identity(job: str, instance: str, restore: Restore) -> ShardIdentity:
     """Whose state it is that this rank serves for `restore`."""
     from workerd.shards.wire import ShardIdentity
 
     return ShardIdentity(
-        job=session.welcome.job,
+        job=job,
         generation=restore.generation,
         step=restore.resume_step,
         shard_position=restore.shard_position,
-        instance=session.instance,
+        instance=instance,
         nonce=restore.rendezvous.nonce,
     )
 
