@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from torch import nn
 
 from protos import membership_pb2
 from workerd.shards.client import PullResult, pull
+from workerd.shards.errors import ShardError
 from workerd.shards.state import TrackedState
 from workerd.shards.wire import ShardIdentity
 
 WAIT = 60.0
 """Seconds after which something is taken never to happen."""
+# About 13 MB in 150 tensors: several messages, and tensors that share one.
+MEDIUM = (256, 16)
 
 
 def build(seed: int, width: int = 64, layers: int = 6, steps: int = 0) -> TrackedState:
@@ -209,3 +213,24 @@ def closing(*things: Any) -> Iterator[None]:
     finally:
         for thing in reversed(things):
             thing.close()
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        except ShardError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, answers
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)  # noqa: TID251 - counts of another thread's doing

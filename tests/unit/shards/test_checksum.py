@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from workerd.shards.checksum import BLOCK, Checksum
+from workerd.shards.checksum import BLOCK, Checksum, _on_device, _on_host
 from workerd.shards.memory import checksum
 
 
@@ -115,3 +115,10 @@ def test_what_is_cut_off_or_added_is_caught() -> None:
     data = torch.zeros(3 * BLOCK, dtype=torch.uint8)
     sizes = [0, 1, 7, 8, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK - 1, 3 * BLOCK]
     assert len({checksum(data[:size]) for size in sizes}) == len(sizes)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 4])
+def test_a_devices_arithmetic_gives_the_same_sums(shift: int) -> None:
+    # On the host's tensors: the operations are the ones that a device runs.
+    data = _bytes(5 * BLOCK + shift)[shift:]
+    assert _on_device(data) == _on_host(data.data_ptr(), data.numel())

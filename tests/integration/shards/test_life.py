@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How streams, pulls and servers end, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from protos import shards_pb2
+from tests.integration.shards.support import (
+    MEDIUM,
+    WAIT,
+    Proxy,
+    build,
+    closing,
+    eventually,
+    identity,
+    in_thread,
+    receive,
+    source,
+)
+from workerd.shards.errors import Ended, PullAborted, ReadersRemain, SourceRefused
+from workerd.shards.manifest import Served
+from workerd.shards.server import ShardServer
+
+
+class _Blocking(Served):
+    """Read for as long as a test wants."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(served.step, served.tensors, served.skeleton)
+        self.entered = threading.Event()
+        self.leave = threading.Event()
+
+    def manifest(self, check: Callable[[], None] = lambda: None) -> shards_pb2.Manifest:
+        self.entered.set()
+        assert self.leave.wait(WAIT)
+        return super().manifest(check)
+
+
+class _Stalling(ShardServer):
+    """A source that lives, but sends nothing after its first message until it may."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self.stalled = threading.Event()
+        self.go_on = threading.Event()
+
+    def _chunks(self, offer: Any, names: list[str]) -> Iterator[bytes]:
+        for index, chunk in enumerate(super()._chunks(offer, names)):
+            if index:
+                self.stalled.set()
+                assert self.go_on.wait(WAIT)
+            yield chunk
+
+    def close(self) -> None:
+        self.go_on.set()
+        super().close()
+
+
+def test_the_stop_event_ends_a_pull_whatever_the_source_does() -> None:
+    there, here = build(0, *MEDIUM, 2), build(1, *MEDIUM)
+    stalling, stop = _Stalling("127.0.0.1"), threading.Event()
+    with closing(stalling):
+        stalling.offer(identity(), there.serve(2))
+        thread, answers = in_thread(lambda: receive(here, source(stalling.address), stop=stop))
+        assert stalling.stalled.wait(WAIT)
+        thread.join(0.5)  # now it waits for the next message
+        stop.set()
+        thread.join(8)  # less than the patience with a stalled stream
+        assert not thread.is_alive()
+    assert isinstance(answers[0], PullAborted)
+    assert not [t for t in threading.enumerate() if t.name == "shards-pull"]
+
+
+def test_the_stop_event_ends_the_wait_for_a_manifest_and_for_what_is_not_yet(
+    server: ShardServer,
+) -> None:
+    here, served = build(1), _Blocking(build(0, steps=2).serve(2))
+    server.offer(identity(), served)
+    for generation in (1, 2):
+        stop = threading.Event()
+        thread, answers = in_thread(
+            partial(receive, here, source(server.address), stop=stop, generation=generation)
+        )
+        assert generation == 2 or served.entered.wait(WAIT)
+        stop.set()
+        thread.join(WAIT / 2)
+        assert isinstance(answers[0], PullAborted)
+    served.leave.set()
+
+
+def test_nothing_is_read_after_the_end(server: ShardServer) -> None:
+    server.offer(identity(), build(0, *MEDIUM).serve(2))
+    offer = server._offer
+    assert offer is not None
+    chunks = server._chunks(offer, list(offer.served.tensors))
+    next(chunks)
+    server.end(1, WAIT)
+    with pytest.raises(Ended):
+        next(chunks)
+
+
+def test_the_end_of_a_generation_ends_its_streams(server: ShardServer) -> None:
+    there, here = build(0, *MEDIUM, 2), build(1, *MEDIUM)
+    server.offer(identity(), there.serve(2))
+    proxy = Proxy(server.address, hold_at=6_000_000)
+    with closing(proxy):
+        thread, answers = in_thread(lambda: receive(here, source(proxy.address)))
+        assert proxy.held.wait(WAIT)
+        server.end(1, WAIT)
+        with torch.no_grad():
+            for tensor in there.serve(2).tensors.values():
+                tensor.zero_()
+        proxy.release.set()
+        thread.join(WAIT)
+    # Not ChecksumError: nothing that was sent is of the time after the end.
+    assert isinstance(answers[0], SourceRefused)
+
+
+def test_the_end_waits_for_a_reader_in_the_memory(server: ShardServer) -> None:
+    here, served = build(1), _Blocking(build(0, steps=2).serve(2))
+    server.offer(identity(), served)
+    thread, answers = in_thread(lambda: receive(here, source(server.address)))
+    assert served.entered.wait(WAIT)
+    with pytest.raises(ReadersRemain):
+        server.end(1, 0.1)
+    ending, _ = in_thread(lambda: server.end(1, WAIT))
+    ending.join(0.2)
+    assert ending.is_alive()
+    served.leave.set()
+    ending.join(WAIT)
+    thread.join(WAIT)
+    assert isinstance(answers[0], SourceRefused)
+
+
+def _held() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def test_lives_of_servers_and_pulls_leave_nothing_behind() -> None:
+    there, here = build(0, steps=2), build(1)
+
+    def live(generation: int) -> None:
+        server = ShardServer("127.0.0.1")
+        server.offer(identity(generation), there.serve(2))
+        receive(here, source(server.address), generation=generation)
+        server.end(generation, WAIT)
+        server.close()
+
+    for generation in range(1, 6):
+        live(generation)
+    threads, descriptors = _held()
+    for generation in range(6, 56):
+        live(generation)
+    # gRPC keeps a pool of threads, whose number sways by a few.
+    eventually(lambda: _held()[0] <= threads + 4 and _held()[1] <= descriptors + 4)
