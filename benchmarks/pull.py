@@ -52,7 +52,7 @@ def rows() -> list[Row]:
             served.append(source)
     plain = Row.of("pull.plain", plains, "GB/s")
     return [
-        Row.of("pull.ratio", ratios, "", versus=_VERSUS),
+        Row.of("pull.ratio", ratios, "", versus=_VERSUS, against=1),
         Row.of("pull.rate", pulls, "GB/s", versus=_VERSUS, against=plain.value),
         plain,
         Row.of("pull.memory.receiver", received, "MB"),
