@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from coordinator.store import Store, StoreAuthError, StoreError, Tls
 from protos.etcd import rpc_pb2
@@ -23,12 +26,49 @@ _TRIES = 5  # a port that was free may be taken before etcd binds it
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now, all different."""
+    """Return ports that nobody listens on now, all different. They may be taken any time."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [int(each.getsockname()[1]) for each in sockets]
+
+
+class Ports:
+    """Ports that stay ours while etcd is down between a kill and a start.
+
+    They lie below the kernel's own range, so that no outgoing connection and nobody who binds to
+    port 0 takes one meanwhile; a locked file for each keeps other test processes off. The kernel
+    frees the locks, however the process ends.
+    """
+
+    _RANGE = range(15000, 32000)
+
+    def __init__(self, count: int) -> None:
+        self._locks: list[IO[bytes]] = []
+        self.numbers: list[int] = []
+        folder = Path(tempfile.gettempdir()) / "hotspare-test-ports"
+        folder.mkdir(exist_ok=True)
+        for number in random.SystemRandom().sample(self._RANGE, 1000):
+            if len(self.numbers) == count:
+                return
+            lock = (folder / str(number)).open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", number))
+            except OSError:
+                lock.close()
+                continue
+            self._locks.append(lock)
+            self.numbers.append(number)
+        raise RuntimeError("no free ports")
+
+    def close(self) -> None:
+        """Let others have them."""
+        for lock in self._locks:
+            lock.close()
 
 
 def _die_with_parent() -> None:
@@ -147,6 +187,7 @@ class Etcd:
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hotspare-etcd-"))
         self.flags = list(flags)
+        self._ports = Ports(0)
         self.tls: Tls | None = None
         if tls is not None:
             ca, cert, key = tls
@@ -156,7 +197,9 @@ class Etcd:
         self.members: list[Member] = []
         try:
             for attempt in range(1, _TRIES + 1):
-                ports = free_ports(2 * members)
+                self._ports.close()
+                self._ports = Ports(2 * members)
+                ports = self._ports.numbers
                 self.members = [
                     Member(f"m{i}", self.folder / str(attempt), ports[2 * i], ports[2 * i + 1])
                     for i in range(members)
@@ -225,6 +268,7 @@ class Etcd:
         """End everything and remove the data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._ports.close()
 
     def await_ready(self, timeout: float = _START) -> None:
         """Wait until every running member answers a read that needs the quorum."""

@@ -25,7 +25,7 @@ class Recorder(Generic[_T]):
         self.put = self._queue.put
         self.seen: list[_T] = []
 
-    def next(self, timeout: float = 10.0) -> _T:
+    def next(self, timeout: float = 30.0) -> _T:
         """The next event; fails the test if none comes in time."""
         try:
             event = self._queue.get(timeout=max(0.001, timeout))
@@ -34,7 +34,7 @@ class Recorder(Generic[_T]):
         self.seen.append(event)
         return event
 
-    def until(self, kind: type[_E], timeout: float = 10.0) -> _E:
+    def until(self, kind: type[_E], timeout: float = 30.0) -> _E:
         """The next event of ``kind``, skipping others."""
         deadline = time.monotonic() + timeout
         while True:
@@ -42,7 +42,7 @@ class Recorder(Generic[_T]):
             if isinstance(event, kind):
                 return event
 
-    def until_true(self, done: Callable[[], bool], timeout: float = 20.0) -> None:
+    def until_true(self, done: Callable[[], bool], timeout: float = 40.0) -> None:
         """Take events until ``done()``."""
         deadline = time.monotonic() + timeout
         while not done():

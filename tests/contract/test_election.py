@@ -41,7 +41,7 @@ class Candidate:
         self.election = Election(store, name, name.encode(), self.lease, self.events.put)
         self.election.start()
 
-    def elected(self, timeout: float = 10.0) -> Created:
+    def elected(self, timeout: float = 30.0) -> Created:
         event = self.events.next(timeout)
         assert isinstance(event, Elected), event
         return event.guard
@@ -91,7 +91,7 @@ def test_the_end_of_the_lease_hands_over(store: Store) -> None:
     with candidates(store, "a", "b", ttl=2) as (a, b):
         guard = a.elected()
         a.lease.close(revoke=False)  # as if the process had died: nobody renews
-        deposed = a.events.next(15)
+        deposed = a.events.next()
         assert isinstance(deposed, Deposed)
         assert "gone" in deposed.reason
         b.elected()
@@ -105,9 +105,9 @@ def test_a_revoked_lease_deposes_at_once(store: Store) -> None:
         a.elected()
         began = time.monotonic()
         store.revoke(a.lease.id)
-        assert isinstance(a.events.next(2), Deposed)
-        b.elected(2)
-        assert time.monotonic() - began < 2
+        assert isinstance(a.events.next(), Deposed)
+        b.elected()
+        assert time.monotonic() - began < 4, "well before the TTL"
 
 
 def test_one_that_waits_can_fail_without_anyone_being_elected(store: Store) -> None:
@@ -133,7 +133,7 @@ def test_an_earlier_life_of_the_same_name_is_waited_for(store: Store) -> None:
     store.commit([], [Put("election/a", b"old", old)])
     candidate = Candidate(store, "a")
     candidate.events.nothing_for(0.5)
-    guard = candidate.elected(10)
+    guard = candidate.elected()
     found = store.get("election/a")
     assert found is not None
     assert (found.value, found.create_revision) == (b"a", guard.create_revision)
@@ -198,7 +198,7 @@ def test_never_two_at_once_under_a_storm(store: Store) -> None:
     def run(name: str) -> None:
         for _ in range(4):
             with candidates(store, name) as (me,):
-                guard = me.elected(30)
+                guard = me.elected()
                 found = store.get("n")
                 assert found is not None
                 number = int(found.value) + 1

@@ -33,20 +33,20 @@ def keep(store: Store, ttl: int = 2) -> tuple[Lease, Recorder[LeaseEvent]]:
 
 def test_it_is_renewed_at_about_a_third_of_its_ttl(store: Store) -> None:
     before = time.monotonic()
-    lease, events = keep(store)
-    assert lease.ttl == 2
-    assert before + 2 <= lease.deadline() <= time.monotonic() + 2
+    lease, events = keep(store, 4)
+    assert lease.ttl == 4
+    assert before + 4 <= lease.deadline() <= time.monotonic() + 4
     store.commit([], [Put("nodes/a", b"", lease.id)])
     times = []
-    for _ in range(5):
-        renewed = events.next(2)
+    for _ in range(4):
+        renewed = events.next(4)
         assert isinstance(renewed, LeaseRenewed)
         assert renewed.lease_id == lease.id
-        assert renewed.deadline <= time.monotonic() + 2, "counted from the sending"
+        assert renewed.deadline <= time.monotonic() + 4, "counted from the sending"
         assert lease.deadline() >= renewed.deadline
         times.append(renewed.deadline)
     pauses = [b - a for a, b in itertools.pairwise(times)]
-    assert all(0.4 < pause < 1.5 for pause in pauses)
+    assert all(1.0 < pause < 3.0 for pause in pauses)
     assert len({round(pause, 4) for pause in pauses}) > 1, "jittered"
     assert store.get("nodes/a") is not None
     lease.close(revoke=True)
@@ -57,7 +57,7 @@ def test_it_is_renewed_at_about_a_third_of_its_ttl(store: Store) -> None:
 def test_a_revoked_lease_is_lost_once(store: Store) -> None:
     lease, events = keep(store)
     store.revoke(lease.id)
-    lost = events.until(LeaseLost, timeout=2)
+    lost = events.until(LeaseLost, timeout=10)
     assert lost.lease_id == lease.id
     assert f"{lease.id:x}" in lost.reason
     events.nothing_for(2.5)
@@ -85,13 +85,13 @@ def test_the_deadline_passes_once_while_etcd_is_frozen(etcd: Etcd, own_store: St
     events.until(LeaseRenewed)
     deadline = lease.deadline()
     etcd.freeze()
-    events.until(LeaseDeadlinePassed, timeout=5)
+    events.until(LeaseDeadlinePassed)
     deadline = lease.deadline()
-    assert deadline <= time.monotonic() < deadline + 0.5
+    assert deadline <= time.monotonic() < deadline + 2
     events.nothing_for(2.0)
     etcd.thaw()
     # etcd slept as well, so by its clock the lease may or may not be over.
-    answer = events.next(10)
+    answer = events.next()
     assert isinstance(answer, LeaseLost | LeaseRenewed)
     assert sum(isinstance(e, LeaseDeadlinePassed) for e in events.seen) == 1
     lease.close(revoke=True)
@@ -103,10 +103,10 @@ def test_an_outage_is_not_a_loss(etcd: Etcd, own_store: Store) -> None:
     events.until(LeaseRenewed)
     for _ in range(2):
         etcd.kill()
-        events.until(LeaseDeadlinePassed, timeout=5)
+        events.until(LeaseDeadlinePassed)
         events.nothing_for(0.5)
         etcd.start()
-        renewed = events.next(15)
+        renewed = events.next()
         assert isinstance(renewed, LeaseRenewed)
         assert lease.deadline() > time.monotonic()
     assert sum(isinstance(e, LeaseDeadlinePassed) for e in events.seen) == 2

@@ -93,7 +93,7 @@ def test_a_watch_begun_long_ago_is_sent_in_fragments(etcd: Etcd, own_store: Stor
     with watching(own_store, "k/", "j/") as events:
         events.until(Listed)
         etcd.freeze()
-        events.until(Disconnected, timeout=15)
+        events.until(Disconnected)
         etcd.thaw()
         with Store(etcd.endpoints, prefix="/own") as writer:
             for start in range(0, 60, 4):
