@@ -91,8 +91,8 @@ class Watch:
     Changes of *several* ranges at one revision come in one event too, and all events in the order
     of revisions, except that etcd before 3.4.25 and 3.5.8 may, for a range that lags (after a
     burst that this client was too slow to read, say), deliver its part later, as an event of its
-    own with that same, by then lower, revision. Newer ones may too, if the range lags for more than a
-    second. One range has no exception.
+    own with that same, by then lower, revision. Newer ones may too, if the range lags for more
+    than a second. One range has no exception.
     """
 
     def __init__(
