@@ -25,6 +25,7 @@ class Overhead:
     steps: int = 0
     bookkeeping_ns: int = 0  # phases, page, copies of forward-changed state
     streams_ns: int = 0  # seeding the random streams
+    buffers_ns: int = 0  # equalising buffers that a forward pass has changed, waiting included
     agreement_ns: int = 0  # the barrier before the update, waiting for the slowest rank included
 
 
@@ -137,13 +138,14 @@ class Attempt:
         if group is None:
             raise RepeatStep("a stop has come")
         _device_done(job.device)
-        start = perf_counter_ns()
+        begin = perf_counter_ns()
         try:
             group.check()
             assert job.buffers is not None
             job.buffers.agree(group)
         except GroupBroken as error:
             raise RepeatStep(str(error)) from None
+        start = perf_counter_ns()
         session.prepare()
         middle = perf_counter_ns()
         try:
@@ -154,6 +156,7 @@ class Attempt:
         end = perf_counter_ns()
         session.enter_update(agreed)
         overhead.bookkeeping_ns += middle - start + (perf_counter_ns() - end if agreed else 0)
+        overhead.buffers_ns += start - begin
         overhead.agreement_ns += end - middle
 
     def _swallow(self, session: Session, error: BaseException) -> bool:
