@@ -119,7 +119,7 @@ class Admin:
         what: str,
     ) -> dict[str, admin_pb2.NodeDescription]:
         """Wait for a condition on the nodes; see :meth:`wait_for`."""
-        return self.wait_for(self.nodes, until, timeout, what)
+        return self.wait_for(self.nodes, until, timeout, what, _nodes_in_short)
 
     def wait_job(
         self,
@@ -129,7 +129,7 @@ class Admin:
         what: str,
     ) -> admin_pb2.JobDescription:
         """Wait for a condition on a job; see :meth:`wait_for`."""
-        return self.wait_for(lambda: self.describe(job), until, timeout, what)
+        return self.wait_for(lambda: self.describe(job), until, timeout, what, _job_in_short)
 
     # ---- calls
 
@@ -174,3 +174,15 @@ class Admin:
         if self._closing.is_set():
             watch.cancel()
         yield from watch
+
+
+def _nodes_in_short(seen: dict[str, admin_pb2.NodeDescription]) -> str:
+    return "\n".join(
+        f"{name}: {'alive' if one.alive else 'gone'}, slot of {one.assignment.job or 'nothing'}, "
+        f"warm for {one.node.warm.job or 'nothing'}, {one.node.unhealthy or 'healthy'}"
+        for name, one in sorted(seen.items())
+    )
+
+
+def _job_in_short(seen: admin_pb2.JobDescription) -> str:
+    return f"{seen.status}{seen.progress}{seen.incidents}"

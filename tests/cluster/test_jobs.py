@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends that a job can have besides finishing."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.cli.localcluster import LocalCluster
+from coordinator.model import JobState
+from tests.cluster.support import END, START, Run, running, spec
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def _no_trainers(cluster: LocalCluster) -> None:
+    cluster.admin.wait_for(
+        lambda: {name: cluster.trainers(name) for name in cluster.nodes},
+        lambda seen: not any(seen.values()),
+        END,
+        "no trainer runs",
+    )
+
+
+def test_a_stopped_job_frees_its_nodes_for_the_next() -> None:
+    job = spec(steps=100_000)
+    with running(4) as cluster:
+        run = Run(cluster, job)
+        run.wait_spare()
+        run.wait_step(5)
+        cluster.admin.stop(job.name, "enough of it")
+        seen = run.wait_state(JobState.STOPPED)
+        assert "enough of it" in seen.status.reason
+        _no_trainers(cluster)
+        cluster.admin.wait_nodes(
+            lambda nodes: not any(one.HasField("assignment") for one in nodes.values()),
+            END,
+            "every node is free",
+        )
+
+
+def test_a_script_that_always_raises_fails_the_job_with_its_traceback() -> None:
+    job = spec(restarts=1, RAISE_AT="3")
+    with running(4) as cluster:
+        run = Run(cluster, job)
+        seen = run.wait_state(JobState.FAILED, START + END)
+        assert "ValueError: no data for step 3" in seen.status.reason
+        assert "train.py" in seen.status.reason
+        _no_trainers(cluster)
+
+
+def test_a_command_that_is_not_there_fails_the_job_and_says_so() -> None:
+    job = spec(restarts=0)
+    job = type(job)(name=job.name, command=("no-such-program",), replicas=1)
+    with running(1) as cluster:
+        run = Run(cluster, job)
+        seen = run.wait_state(JobState.FAILED, START)
+        assert "no-such-program" in seen.status.reason
