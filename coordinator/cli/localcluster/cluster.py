@@ -28,6 +28,7 @@ from coordinator.cli.localcluster.processes import (
     subreaper,
     tail,
     tree,
+    wait_ended,
 )
 from protos import admin_pb2
 
@@ -225,13 +226,17 @@ class LocalCluster:
         self.nodes[name].wait(10.0)
         reap(pids)
 
+    def kill_workerd(self, name: str) -> None:
+        """SIGKILL a node's workerd alone; waits until what it had started has ended with it."""
+        others = tree(self.nodes[name].pid)[1:]
+        kill_all([self.nodes[name].pid])
+        self.nodes[name].wait(10.0)
+        wait_ended(others)
+        reap(others)
+
     def kill_trainer(self, job: str, rank: int) -> None:
         """SIGKILL the trainer that has a rank of a job, and what it has started."""
         kill_all(tree(self.trainer(job, rank)))
-
-    def kill_spare_trainers(self, name: str) -> None:
-        """SIGKILL every trainer of a node; its workerd lives on."""
-        kill_all(self.trainers(name).values())
 
     # ---- the end
 

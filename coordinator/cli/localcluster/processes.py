@@ -206,22 +206,39 @@ def running_with(text: str) -> list[int]:
     return found
 
 
+@contextlib.contextmanager
+def _opened(pids: Iterable[int]) -> Iterator[list[int]]:
+    """Descriptors of the processes that still exist."""
+    descriptors = []
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                descriptors.append(os.pidfd_open(pid))
+        yield descriptors
+    finally:
+        for one in descriptors:
+            os.close(one)
+
+
+def _await(descriptors: list[int], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for one in descriptors:
+        select.select([one], [], [], max(0.0, deadline - time.monotonic()))
+
+
 def kill_all(pids: Iterable[int], timeout: float = 10.0) -> None:
     """SIGKILL processes at once and wait, at most ``timeout`` seconds, until they have ended."""
-    opened = []
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            opened.append((pid, os.pidfd_open(pid)))
-    try:
-        for _, descriptor in opened:
+    with _opened(pids) as descriptors:
+        for one in descriptors:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        deadline = time.monotonic() + timeout
-        for _, descriptor in opened:
-            select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-    finally:
-        for _, descriptor in opened:
-            os.close(descriptor)
+                signal.pidfd_send_signal(one, signal.SIGKILL)
+        _await(descriptors, timeout)
+
+
+def wait_ended(pids: Iterable[int], timeout: float = 10.0) -> None:
+    """Wait, at most ``timeout`` seconds, until processes have ended by themselves."""
+    with _opened(pids) as descriptors:
+        _await(descriptors, timeout)
 
 
 def reap(pids: Iterable[int]) -> None:
