@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,10 +19,9 @@ dist: Any = torch.distributed
 
 
 @pytest.fixture
-def store() -> Iterator[int]:
-    """The port of a rendezvous store."""
-    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    yield served.port
+def store() -> Any:
+    """A rendezvous store."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def group_of_one(port: int, generation: int) -> Group:
@@ -44,9 +42,9 @@ def group_of_one(port: int, generation: int) -> Group:
     return build(plan, lambda generation, error: pytest.fail(error))
 
 
-def test_a_group_is_aborted_and_rebuilt(store: int) -> None:
+def test_a_group_is_aborted_and_rebuilt(store: Any) -> None:
     for generation in range(1, 6):
-        group = group_of_one(store, generation)
+        group = group_of_one(store.port, generation)
         buffer = torch.full((1 << 20,), float(generation), device="cuda")
         reduced = group.mean(0, 0, buffer).wait()
         torch.cuda.synchronize()

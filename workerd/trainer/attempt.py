@@ -143,6 +143,7 @@ class Attempt:
             group.check()
             assert job.buffers is not None
             job.buffers.agree(group)
+            job.replicator.share_unused(group)
         except GroupBroken as error:
             raise RepeatStep(str(error)) from None
         start = perf_counter_ns()

@@ -18,7 +18,7 @@ import torch
 
 from protos.trainer_pb2 import Broken, Release, Restore, Running, Stop, Stopped, Welcome
 from workerd.protocol import phases
-from workerd.protocol.link import MAX_TEXT, LinkClosed, LinkError, TrainerEnd, Upward
+from workerd.protocol.link import MAX_TEXT, LinkClosed, TrainerEnd, Upward
 from workerd.protocol.page import ProgressPage, StepPhase
 from workerd.protocol.phases import Do, Standing
 from workerd.shards.state import TrackedState
@@ -101,12 +101,7 @@ class Core:
             self._broken = generation
             self._changed.notify_all()
         _log.warning("the group of generation %d is broken: %s", generation, error)
-        try:
-            self._send(
-                Broken(generation=generation, step=self.standing.step, error=error[:MAX_TEXT])
-            )
-        except LinkError as lost:
-            _log.warning("workerd could not be told of the broken group: %s", lost)
+        self._send(Broken(generation=generation, step=self.standing.step, error=error[:MAX_TEXT]))
 
     # The link's thread
 
@@ -226,4 +221,9 @@ class Core:
         self._page.write(standing.joined, standing.step, standing.phase)
 
     def _send(self, message: Upward) -> None:
-        self._link.send(message)
+        try:
+            self._link.send(message)
+        except LinkClosed as error:
+            # Training goes on while its group is whole; whoever has to wait for workerd learns of
+            # it from the link's thread.
+            _log.warning("workerd does not get a %s: %s", type(message).__name__, error)

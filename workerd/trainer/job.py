@@ -19,6 +19,7 @@ from protos.trainer_pb2 import Hello, Welcome
 from workerd.protocol import link as wire
 from workerd.protocol.page import ProgressPage
 from workerd.shards.errors import UnsupportedState
+from workerd.shards.snapshot import changes_by_update
 from workerd.shards.state import TrackedState
 from workerd.trainer.attempt import Attempt, Overhead
 from workerd.trainer.buffers import SharedBuffers
@@ -197,6 +198,11 @@ class Job:
         self._attempt.commit((optimizer, *others))
 
     @property
+    def replicator(self) -> Replicator:
+        """What `replicate` has wrapped."""
+        return self._replicator
+
+    @property
     def optimizers(self) -> list[Any]:
         """The tracked optimizers. Raises MisuseError before `track`."""
         return self._tracked_once("a step").optimizers
@@ -216,11 +222,22 @@ class Job:
             if session.welcome.replicas > 1 and not self._replicator.wrapped:
                 raise MisuseError("no module was replicated: the replicas would go apart")
             self.buffers = SharedBuffers(modules)
-            session.reloaded = self.buffers.rebase
+            session.reloaded = self._reloaded
             for number, layout in enumerate(self._replicator.layouts):
                 session.facts[f"layout of replicated module {number}"] = layout
             session.ready(self.tracked)
         self._ready = True
+
+    def _reloaded(self) -> None:
+        assert self.session is not None
+        assert self.buffers is not None
+        self.buffers.rebase()
+        # What is neither a module nor an optimizer is served like the rest: were it another on
+        # every replica (a position in a replica's own part of the data), a spare would get the
+        # source's. So it has to be equal, or derived from step, replica and replicas.
+        for name, value in self._tracked_once("a step").objects.items():
+            if not isinstance(value, nn.Module) and not changes_by_update(value):
+                self.session.facts[f"the tracked {name}"] = TrackedState({name: value}).digest()
 
     def _place(self) -> Any:
         session = self.session

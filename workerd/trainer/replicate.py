@@ -51,6 +51,32 @@ class _Parameters(nn.Module):
         return torch.stack([zero.to(device) for zero in zeros]).sum()
 
 
+class _Partial:
+    """A wrapped module whose replicas may each use a part of its parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self.means: dict[int, tuple[list[torch.Tensor], torch.futures.Future[Any]]] = {}
+
+    def share(self, group: Group) -> None:
+        here = [p.grad is not None for p in self._parameters]
+        used = torch.tensor(here, dtype=torch.uint8)
+        group.maximum(used)
+        missing = {
+            id(p)
+            for p, mine, any_of_all in zip(self._parameters, here, used.tolist(), strict=True)
+            if any_of_all and not mine
+        }
+        for parameters, mean in self.means.values():
+            start = 0
+            for parameter in parameters:
+                end = start + parameter.numel()
+                if id(parameter) in missing:
+                    parameter.grad = mean.value()[start:end].clone().view_as(parameter)
+                start = end
+        self.means = {}
+
+
 class Replicator:
     """Wraps the modules of one job. `current` answers the group of the moment, or None.
 
@@ -69,6 +95,7 @@ class Replicator:
         self._alone: Any = None
         self.wrapped: list[DistributedDataParallel] = []
         self.layouts: list[str] = []
+        self._partial: list[_Partial] = []
 
     def replicate(self, module: nn.Module, **ddp: Any) -> DistributedDataParallel:
         """See Job.replicate."""
@@ -86,6 +113,9 @@ class Replicator:
         layout: dict[int, list[int]] = {}
         positions = {id(p): i for i, p in enumerate(module.parameters())}
         priming = True
+        partial = _Partial(module) if ddp.get("find_unused_parameters") else None
+        if partial is not None:
+            self._partial.append(partial)
 
         def hook(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
             if priming:
@@ -95,7 +125,10 @@ class Replicator:
             group = self._current()
             if group is None:
                 return _at_once(bucket.buffer())
-            return group.mean(number, bucket.index(), bucket.buffer())
+            mean = group.mean(number, bucket.index(), bucket.buffer())
+            if partial is not None:
+                partial.means[bucket.index()] = (bucket.parameters(), mean)
+            return mean
 
         # torch refuses annotations that are strings, as they all are in this file.
         hook.__annotations__ = {}
@@ -118,6 +151,16 @@ class Replicator:
         self.layouts.append(hashlib.blake2b(said, digest_size=8).hexdigest())
         self.wrapped.append(wrapper)
         return wrapper
+
+    def share_unused(self, group: Group) -> None:
+        """Gives a parameter that only other replicas have used its mean gradient here too.
+
+        The wrapper's own group has one rank: it leaves out what this replica has not used.
+        Raises GroupBroken.
+        """
+        if group.size > 1:
+            for partial in self._partial:
+                partial.share(group)
 
     def _group_of_one(self) -> Any:
         if self._alone is None:

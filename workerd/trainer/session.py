@@ -11,7 +11,6 @@ from typing import Final
 from protos.trainer_pb2 import Committed, Done, Failed, Joined, Ready, Restore, Restored
 from workerd.protocol import phases
 from workerd.protocol.link import MAX_TEXT, LinkError
-from workerd.protocol.page import StepPhase
 from workerd.protocol.phases import Do
 from workerd.shards.state import TrackedState
 from workerd.trainer.core import Core
@@ -192,7 +191,7 @@ class Session(Core):
             if pull is None:
                 return
             message.pull.CopyFrom(pull)
-        elif do is Do.REPEAT and self.standing.phase is not StepPhase.DONE:
+        elif do is Do.REPEAT:
             self._tracked.restore(self._snapshot)
         elif do is Do.ROLL_FORWARD:
             self.offer(restore)

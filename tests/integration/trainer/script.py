@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)d %(message)s")
 
 STEPS = int(os.environ.get("STEPS", "30"))
+OWN = int(os.environ.get("OWN", "0"))
 KIND = os.environ.get("MODEL", "plain")
 
 
@@ -35,7 +36,24 @@ class Counter:
         self.seen = state["seen"]
 
 
+class Branches(nn.Module):
+    """Every replica uses a part of its own, and one part is used by none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 64)
+        self.parts = nn.ModuleList(nn.Linear(64, 4) for _ in range(4))
+        self.part = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.parts[self.part](self.first(inputs).relu())
+        return result
+
+
 def build() -> nn.Module:
+    torch.manual_seed(int(os.environ.get("INITIAL", "0")))
+    if KIND == "branches":
+        return Branches()
     layers: list[nn.Module] = [nn.Linear(16, 64)]
     if KIND == "norm":
         layers.append(nn.BatchNorm1d(64))
@@ -97,7 +115,11 @@ class Feed:
 def main() -> None:
     faults.install()
     with join() as job:
-        model = job.replicate(build().to(job.device), bucket_cap_mb=0.002)
+        layout = {
+            "bucket_cap_mb": float(os.environ.get("BUCKET", "0.0001")),
+            "find_unused_parameters": KIND == "branches",
+        }
+        model = job.replicate(build().to(job.device), **layout)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
         counter = Counter()
@@ -114,9 +136,11 @@ def main() -> None:
         while job.step < STEPS:
             with job.attempt():
                 inputs = feed.batch(job.step, job.replica)
+                if isinstance(model.module, Branches):
+                    model.module.part = (job.step + job.replica) % 3
                 faults.at("forward", job)
                 loss = model(inputs).square().mean() + random.random() * 0.1
-                counter.seen += 8
+                counter.seen += 8 + OWN * job.replica
                 loss = loss * (1 + torch.rand(()))
                 loss.backward()
                 faults.at("backward", job)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from protos.membership_pb2 import COMPUTING, EMPTY, PREPARED
-from protos.trainer_pb2 import Broken, Done, Joined, Restored
+from protos.trainer_pb2 import Broken, Done, Failed, Joined, Restored
 from tests.integration.trainer.conductor import Conductor
 from workerd.protocol.page import StepPhase
 
@@ -188,4 +188,39 @@ def test_a_spare_that_was_never_needed_leaves_its_loop(conduct: Conduct) -> None
     (spare,) = job.start(spares=1)
     job.finish()
     assert spare.process.returncode == 0
-    assert "counter 8 step 3" in spare.output.read_text() or "step 3" in spare.output.read_text()
+    assert "counter 0 step 3" in spare.output.read_text()
+
+
+def test_replicas_that_use_other_parameters_stay_equal(
+    conduct: Conduct, undisturbed: Undisturbed
+) -> None:
+    job = conduct(STEPS="20", MODEL="branches", PACE="0.01")
+    (spare,) = job.start(spares=1)
+    job.ranks[1].reached_step(5)
+    job.ranks[1].kill()
+    job.recover({1: spare})
+    assert job.finish() == undisturbed(STEPS="20", MODEL="branches")
+
+
+def test_a_rank_that_begins_otherwise_pulls(conduct: Conduct, undisturbed: Undisturbed) -> None:
+    job = conduct(STEPS="10", MODEL="norm")
+    job.start(special={1: {"INITIAL": "3"}})
+    assert job.ranks[1].expect(Restored).pull.source == "node-of-t0"
+    assert not job.ranks[2].expect(Restored).HasField("pull")
+    assert job.finish() == undisturbed(STEPS="10", MODEL="norm")
+
+
+def test_another_layout_of_buckets_is_refused_by_name(conduct: Conduct) -> None:
+    job = conduct(STEPS="10", MODEL="plain")
+    with pytest.raises(AssertionError, match="sends no Joined"):
+        job.start(special={2: {"BUCKET": "1"}})
+    assert "layout of replicated module 0 of replica 2" in job.ranks[2].expect(Failed).traceback
+
+
+def test_an_object_that_differs_between_replicas_is_refused_by_name(conduct: Conduct) -> None:
+    job = conduct(STEPS="1000", MODEL="plain", OWN="1", PACE="0.01")
+    job.start()
+    job.ranks[0].reached_step(2)
+    job.pause()
+    job.restore(job.stopped())
+    assert "the tracked counter of replica 1" in job.ranks[1].expect(Failed).traceback
