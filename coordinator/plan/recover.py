@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.model import (
@@ -96,7 +97,7 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
             "all begin anew",
         )
 
-    step = max(one.ack.step for one in holding)
+    step = resume_step([one.ack for one in holding])
     for one in holding:
         if not _reaches(one.ack, step):
             return Wait(
@@ -120,6 +121,11 @@ def _has_run(job: JobView, holding: list[_Owned]) -> bool:
         or any(one.ack.step > 0 for one in holding)
         or (job.status is not None and job.status.step > 0)
     )
+
+
+def resume_step(holding: Iterable[RankAck]) -> int:
+    """S: the highest step that an owner of this generation acknowledged (rule 4)."""
+    return max(one.step for one in holding)
 
 
 def _reaches(ack: RankAck, step: int) -> bool:
