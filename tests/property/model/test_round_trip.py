@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A value that has become a record, and JSON in etcd, and a value again, is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import model
+from coordinator.store import decode, encode
+from protos import incident_pb2, job_pb2, membership_pb2, node_pb2
+
+RECORDS: dict[str, Any] = {
+    name: getattr(module, name)
+    for module in (incident_pb2, job_pb2, membership_pb2, node_pb2)
+    for name in module.DESCRIPTOR.message_types_by_name
+    if hasattr(model, name)
+}
+_INT32 = {"rank", "slot", "replicas", "shard_positions", "ranks_per_node", "spares", "restarts"}
+_INT32 |= {"shard_position", "regroups", "index", "code", "signal", "local_rank"}
+_INT32 |= {"empty_slots", "absent_replicas", "changed_slots", "rendezvous_slots"}
+_UNSIGNED = {"bytes", "bytes_moved", "memory_bytes"}
+_TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+
+
+def _values(hint: Any, name: str) -> st.SearchStrategy[Any]:
+    text = str(hint)
+    if text == "tuple[tuple[str, str], ...]":
+        pairs = st.dictionaries(_TEXT, _TEXT, max_size=3)
+        return pairs.map(lambda one: tuple(sorted(one.items())))
+    if text.startswith("tuple["):
+        inner = hint.__args__[0]
+        return st.lists(_values(inner, name), max_size=3).map(tuple)
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return value_of(hint)
+    if hasattr(hint, "__args__"):
+        inner = next(one for one in hint.__args__ if one is not type(None))
+        return st.none() | _values(inner, name)
+    if hint is bool:
+        return st.booleans()
+    if hint is str:
+        return _TEXT
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    if hint is int:
+        if name in _UNSIGNED:
+            return st.integers(0, 2**64 - 1)
+        bits = 31 if name in _INT32 else 63
+        return st.integers(-(2**bits), 2**bits - 1)
+    return st.sampled_from(hint)
+
+
+def value_of(cls: type[Any]) -> st.SearchStrategy[Any]:
+    """Any value of a dataclass of the model."""
+    hints = typing.get_type_hints(cls)
+    return st.builds(cls, **{name: _values(hint, name) for name, hint in hints.items()})
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+@given(data=st.data())
+def test_there_and_back(name: str, data: st.DataObject) -> None:
+    cls = getattr(model, name)
+    value = data.draw(value_of(cls))
+    record = model.to_record(value, RECORDS[name]())
+    assert model.from_record(cls, record) == value
+    assert model.from_record(cls, decode(RECORDS[name], encode(record))) == value

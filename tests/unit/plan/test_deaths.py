@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is dead: suspects, and owners that miss a deadline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.model import JobState, JobView, Phase, StepPhase, Verdict
+from coordinator.plan import DeclareDead, Probe, Transition, UpdateStatus, Wait
+from tests.unit.plan.views import (
+    SETTINGS,
+    acked,
+    cluster,
+    fresh,
+    node,
+    none,
+    of,
+    running,
+    said,
+    spec,
+    the,
+)
+
+
+class TestSuspects:
+    @pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.ALIVE])
+    def test_whoever_lost_its_lease_is_asked(self, verdict: Verdict) -> None:
+        view = cluster(running(spec()), without=["n1"], suspects={"n1": verdict})
+        probe = the(Probe, view)
+        assert (probe.node, probe.incarnation, probe.control_address) == ("n1", "n1-0", "n1:1")
+        assert none(view, DeclareDead, Transition)
+
+    def test_who_does_not_answer_is_dead(self) -> None:
+        view = cluster(running(spec()), without=["n1"], suspects={"n1": Verdict.DEAD})
+        dead = the(DeclareDead, view)
+        assert (dead.node, dead.incarnation) == ("n1", "n1-0")
+        assert "a direct probe says: a reset" in dead.reason
+        assert of(Transition, view) == []
+
+    def test_not_while_an_outage_of_etcd_is_fresh(self) -> None:
+        view = cluster(
+            running(spec()),
+            without=["n1"],
+            suspects={"n1": Verdict.DEAD},
+            no_eviction_before=10.0,
+        )
+        assert of(DeclareDead, view, now=9.9) == []
+        assert of(DeclareDead, view, now=10.0)
+
+    def test_another_incarnation_says_so_itself(self) -> None:
+        view = cluster(
+            running(spec()),
+            nodes=[node("n1", 1)],
+            suspects={"n1": Verdict.UNKNOWN},
+            no_eviction_before=10.0,
+        )
+        dead = the(DeclareDead, view, now=1.0)
+        assert dead.incarnation == "n1-0"
+        assert "came back as incarnation n1-1" in dead.reason
+
+    def test_once_is_enough(self) -> None:
+        view = cluster(running(spec()), without=["n1"], suspects={"n1": Verdict.DEAD}, dead=["n1"])
+        assert none(view, DeclareDead, Probe)
+
+    def test_a_job_waits_for_a_suspect_that_answers(self) -> None:
+        """It registers again; until then nothing is decided, and after the deadline it is lost."""
+        job = running(spec(), phase=Phase.PAUSE)
+        view = cluster(acked(acked(job, 0), 2), without=["n1"], suspects={"n1": Verdict.ALIVE})
+        assert "no acknowledgement yet from n1 (slot 1)" in the(Wait, view).reason
+        assert the(DeclareDead, view, now=SETTINGS.pause).node == "n1"
+
+
+class TestPause:
+    def test_who_does_not_acknowledge_in_time_is_lost(self) -> None:
+        job = acked(acked(running(spec(), phase=Phase.PAUSE), 0), 2)
+        job = replace(job, phase_at=100.0)
+        view = cluster(job)
+        assert of(DeclareDead, view, now=100.0 + SETTINGS.pause - 0.1) == []
+        dead = the(DeclareDead, view, now=100.0 + SETTINGS.pause)
+        assert dead.node == "n1"
+        assert "it has not acknowledged PAUSE within 15 s" in dead.reason
+
+    def test_not_while_an_outage_of_etcd_is_fresh(self) -> None:
+        job = acked(acked(running(spec(), phase=Phase.PAUSE), 0), 2)
+        view = cluster(job, no_eviction_before=1000.0)
+        assert of(DeclareDead, view, now=999.0) == []
+        assert of(DeclareDead, view, now=1000.0)
+
+    def test_who_has_trainers_to_start_gets_longer(self) -> None:
+        job = fresh(running(spec(), 5, Phase.PAUSE), 1, "z")
+        view = cluster(acked(acked(job, 0), 2))
+        assert of(DeclareDead, view, now=SETTINGS.pause) == []
+        assert the(DeclareDead, view, now=SETTINGS.start).node == "z"
+
+    def test_also_when_another_generation_has_come_meanwhile(self) -> None:
+        job = fresh(running(spec(), 6, Phase.PAUSE), 1, "z", since=5)
+        view = cluster(acked(acked(job, 0), 2))
+        assert of(DeclareDead, view, now=SETTINGS.pause) == []
+        assert the(DeclareDead, view, now=SETTINGS.start).node == "z"
+
+    def test_the_last_holder_is_not_given_up(self) -> None:
+        job = fresh(running(spec(2), 5, Phase.PAUSE), 1, "z")
+        view = cluster(acked(job, 1, StepPhase.EMPTY))
+        assert of(DeclareDead, view, now=1e6) == []
+        wait = the(Wait, view, now=1e6)
+        assert wait.blocked
+        assert "n0: it has not acknowledged PAUSE within 15 s; nobody else" in wait.reason
+        status = the(UpdateStatus, view, now=1e6).status
+        assert status.state is JobState.WAITING
+        assert status.reason == wait.reason
+
+    def test_two_holders_are_not_given_up_together(self) -> None:
+        view = cluster(running(spec(2), phase=Phase.PAUSE))
+        assert of(DeclareDead, view, now=1e6) == []
+        assert len(of(Wait, view, now=1e6)) == 2
+
+    def test_as_soon_as_one_answers_the_others_are_lost(self) -> None:
+        view = cluster(acked(running(spec(), phase=Phase.PAUSE), 1))
+        assert {one.node for one in of(DeclareDead, view, now=1e6)} == {"n0", "n2"}
+
+    def test_each_position_by_itself(self) -> None:
+        """Position 0 is on n0 and n2, position 1 on n1 and n3."""
+        job = acked(running(spec(2, 2), phase=Phase.PAUSE), 3)
+        view = cluster(job)
+        assert the(DeclareDead, view, now=1e6).node == "n1"
+        assert len(of(Wait, view, now=1e6)) == 2
+
+    def test_a_holder_that_is_only_suspect_counts_for_nothing(self) -> None:
+        job = acked(running(spec(2), phase=Phase.PAUSE), 0)
+        view = cluster(job, without=["n0"], suspects={"n0": Verdict.ALIVE})
+        assert of(DeclareDead, view, now=1e6) == []
+
+    def test_an_owner_known_to_be_empty_is_no_holder(self) -> None:
+        job = running(spec(2), phase=Phase.PAUSE)
+        job = fresh(job, 1, "z")
+        view = cluster(acked(job, 0))
+        assert the(DeclareDead, view, now=1e6).node == "z"
+
+    def test_an_ack_of_an_older_generation_is_none(self) -> None:
+        job = acked(running(spec(), phase=Phase.PAUSE), 0)
+        job = acked(acked(job, 2), 1, generation=3)
+        assert the(DeclareDead, cluster(job), now=1e6).node == "n1"
+
+
+class TestRestore:
+    def job(self, *restored: int, joined: tuple[int, ...] = ()) -> JobView:
+        job = running(spec(), phase=Phase.RESTORE)
+        for number in range(3):
+            job = acked(job, number)
+            generation = 4 if number in joined else 3
+            at = 4 if number in restored else 3
+            job = said(job, number, generation=generation, restored=at, step=5)
+        return job
+
+    def test_who_does_not_restore_in_time_is_lost(self) -> None:
+        view = cluster(self.job(0, 2, joined=(0,)))
+        assert of(DeclareDead, view, now=SETTINGS.restore - 0.1) == []
+        dead = the(DeclareDead, view, now=SETTINGS.restore)
+        assert dead.node == "n1"
+        assert "it has not restored within 300 s" in dead.reason
+
+    def test_a_spare_that_can_not_pull_because_of_its_source_is_not_lost_with_it(self) -> None:
+        job = self.job()
+        for number in (1, 2):
+            job = acked(job, number, StepPhase.EMPTY)
+        view = cluster(job)
+        assert of(DeclareDead, view, now=1e6) == []
+        assert of(Wait, view, now=1e6)[0].blocked
+
+    def test_who_restored_but_can_not_join_gets_a_new_group(self) -> None:
+        view = cluster(self.job(0, 1, 2, joined=(0, 2)))
+        assert of(Transition, view, now=SETTINGS.restore - 0.1) == []
+        change = the(Transition, view, now=SETTINGS.restore)
+        assert (change.generation.generation, change.generation.phase) == (5, Phase.PAUSE)
+        assert change.generation.regroups == 1
+        assert "not all have joined in 300 s" in change.reason
