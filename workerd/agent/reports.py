@@ -19,7 +19,7 @@ from coordinator.model import (
     Warm,
 )
 from workerd.agent.actions import Action, ClearPlace, WriteAck, WriteNode, WriteProgress
-from workerd.agent.standing import Owner, Spare, Standing, lacking
+from workerd.agent.standing import Condemned, Owner, Spare, Standing, lacking
 from workerd.agent.state import Limits, Local, Orders, TrainerFacts
 
 NODE, ACK, PROGRESS = "node", "ack", "progress"
@@ -29,8 +29,8 @@ NODE, ACK, PROGRESS = "node", "ack", "progress"
 def report(
     orders: Orders | None, local: Local, state: Standing, limits: Limits
 ) -> Iterator[Action]:
-    """The writes that are due. Nothing is written without a lease."""
-    if not local.registered:
+    """The writes that are due: none without a lease, and none by a dead incarnation."""
+    if not local.registered or (isinstance(state, Condemned) and not local.stopping):
         return
     record = node_record(local, state)
     if NODE not in local.busy and record != local.node_written:
