@@ -9,7 +9,6 @@ here.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -32,7 +31,9 @@ def _load() -> Any:
             "etcd3 was imported before coordinator.store.etcdrpc: "
             "its own protobuf stubs are loaded, which cannot be replaced any more"
         )
-    return importlib.import_module("etcd3")
+    import etcd3  # not before its stubs are registered
+
+    return etcd3
 
 
 etcd3: Any = _load()
