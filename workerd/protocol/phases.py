@@ -2,7 +2,8 @@
 """A trainer's part in a recovery, as pure decisions over frozen values.
 
 The SDK acts on these verdicts and on nothing else, so that whatever checks the protocol can run
-exactly what runs in production. Every verdict carries the next standing and the reason.
+exactly what runs in production. Every verdict carries the next standing and the reason. (Four of
+them are taken in every step: so they are tuples, and their reasons are constants.)
 
 What must hold of a standing, whatever comes in:
 - `stopped` only rises, and an update is entered only while no stop is newer than the joined group,
@@ -14,7 +15,7 @@ What must hold of a standing, whatever comes in:
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from workerd.protocol.page import StepPhase
 
@@ -32,8 +33,7 @@ class Do(enum.Enum):
     PULL = "pull"  # fetch the state from a source
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """Where one trainer stands. Generations are 0 where there has been none yet."""
 
     phase: StepPhase = StepPhase.EMPTY
@@ -48,8 +48,7 @@ class Standing:
     resume_step: int = -1  # of that RESTORE
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What to do, the standing afterwards (the same one where nothing changes), and why."""
 
     do: Do
@@ -59,12 +58,12 @@ class Verdict:
 
 def ready(standing: Standing) -> Verdict:
     """The script has come to a waiting point: everything that needs no group is built."""
-    return Verdict(Do.GO, replace(standing, ready=True), "all that is tracked is known")
+    return Verdict(Do.GO, standing._replace(ready=True), "all that is tracked is known")
 
 
 def dirty(standing: Standing) -> Verdict:
     """A rehearsal has run: whatever is in memory now is no initial state of the job."""
-    return Verdict(Do.GO, replace(standing, pristine=False), "a rehearsal has changed the state")
+    return Verdict(Do.GO, standing._replace(pristine=False), "a rehearsal has changed the state")
 
 
 def on_stop(standing: Standing, generation: int) -> Verdict:
@@ -74,7 +73,7 @@ def on_stop(standing: Standing, generation: int) -> Verdict:
     if generation <= standing.stopped:
         return Verdict(Do.IGNORE, standing, f"already stopped for generation {standing.stopped}")
     return Verdict(
-        Do.GO, replace(standing, stopped=generation), f"stopped for generation {generation}"
+        Do.GO, standing._replace(stopped=generation), f"stopped for generation {generation}"
     )
 
 
@@ -90,7 +89,7 @@ def may_answer(standing: Standing) -> Verdict:
         return Verdict(Do.WAIT, standing, "an update has begun and must end first")
     return Verdict(
         Do.GO,
-        replace(standing, answered=standing.stopped),
+        standing._replace(answered=standing.stopped),
         f"{standing.phase.name}({standing.step}) is final until the RESTORE",
     )
 
@@ -111,10 +110,10 @@ def on_restore(
         return Verdict(Do.IGNORE, standing, f"generation {generation} is followed already")
     if generation != standing.answered:
         return Verdict(Do.REFUSE, standing, f"RESTORE {generation}, but no Stopped was sent for it")
-    follow = replace(standing, restored=generation, resume_step=resume_step)
+    follow = standing._replace(restored=generation, resume_step=resume_step)
     if standing.phase is StepPhase.EMPTY:
         if initial and standing.pristine and same_initial:
-            whole = replace(follow, phase=StepPhase.COMPUTING, step=resume_step, pristine=False)
+            whole = follow._replace(phase=StepPhase.COMPUTING, step=resume_step, pristine=False)
             return Verdict(Do.ADOPT, whole, "its own initial state is the job's")
         return Verdict(Do.PULL, follow, "it holds no state of the job")
     if standing.step == resume_step:
@@ -122,7 +121,7 @@ def on_restore(
             return Verdict(Do.REPEAT, follow, f"it has finished with state {resume_step}")
         return Verdict(
             Do.REPEAT,
-            replace(follow, phase=StepPhase.COMPUTING),
+            follow._replace(phase=StepPhase.COMPUTING),
             f"nobody has moved on: step {resume_step} is computed again",
         )
     if standing.phase is StepPhase.PREPARED and standing.step == resume_step - 1:
@@ -145,7 +144,7 @@ def may_begin(standing: Standing) -> Verdict:
         return Verdict(Do.WAIT, standing, f"stopped for generation {standing.stopped}")
     if standing.phase is not StepPhase.COMPUTING:
         return Verdict(Do.REFUSE, standing, f"no attempt starts in {standing.phase.name}")
-    return Verdict(Do.GO, standing, f"the group of generation {standing.joined} stands")
+    return Verdict(Do.GO, standing, "the group stands")
 
 
 def prepare(standing: Standing) -> Verdict:
@@ -155,7 +154,7 @@ def prepare(standing: Standing) -> Verdict:
     if standing.phase is not StepPhase.COMPUTING:
         return Verdict(Do.REFUSE, standing, f"nothing is prepared in {standing.phase.name}")
     return Verdict(
-        Do.GO, replace(standing, phase=StepPhase.PREPARED), "the gradients are whole here"
+        Do.GO, standing._replace(phase=StepPhase.PREPARED), "the gradients are whole here"
     )
 
 
@@ -170,7 +169,7 @@ def may_update(standing: Standing, agreed: bool) -> Verdict:
         if standing.phase is StepPhase.PREPARED and standing.resume_step == standing.step + 1:
             return Verdict(
                 Do.GO,
-                replace(standing, phase=StepPhase.UPDATING),
+                standing._replace(phase=StepPhase.UPDATING),
                 f"generation {standing.restored} resumes at {standing.resume_step}",
             )
         return Verdict(Do.REPEAT, standing, f"the job resumes at {standing.resume_step}")
@@ -179,7 +178,7 @@ def may_update(standing: Standing, agreed: bool) -> Verdict:
     if not agreed:
         return Verdict(Do.WAIT, standing, "the group is broken: a stop must come")
     return Verdict(
-        Do.GO, replace(standing, phase=StepPhase.UPDATING), "every rank of the job is prepared"
+        Do.GO, standing._replace(phase=StepPhase.UPDATING), "every rank of the job is prepared"
     )
 
 
@@ -187,13 +186,13 @@ def updated(standing: Standing) -> Verdict:
     """The last byte of an update is written."""
     if standing.phase is not StepPhase.UPDATING:
         return Verdict(Do.REFUSE, standing, f"no update ends in {standing.phase.name}")
-    whole = replace(standing, phase=StepPhase.COMPUTING, step=standing.step + 1)
-    return Verdict(Do.GO, whole, f"state {whole.step} is whole")
+    whole = standing._replace(phase=StepPhase.COMPUTING, step=standing.step + 1)
+    return Verdict(Do.GO, whole, "the state is whole")
 
 
 def tear(standing: Standing) -> Verdict:
     """An update has raised: the process serves nobody and ends."""
-    return Verdict(Do.REFUSE, replace(standing, torn=True), "the update raised: a torn state")
+    return Verdict(Do.REFUSE, standing._replace(torn=True), "the update raised: a torn state")
 
 
 def pulling(standing: Standing, generation: int) -> Verdict:
@@ -202,7 +201,7 @@ def pulling(standing: Standing, generation: int) -> Verdict:
         return Verdict(Do.REFUSE, standing, "a whole state is never overwritten")
     if standing.stopped != generation:
         return Verdict(Do.IGNORE, standing, f"superseded by the stop for {standing.stopped}")
-    return Verdict(Do.GO, replace(standing, pristine=False), "memory is being overwritten")
+    return Verdict(Do.GO, standing._replace(pristine=False), "memory is being overwritten")
 
 
 def pulled(standing: Standing, generation: int) -> Verdict:
@@ -213,7 +212,7 @@ def pulled(standing: Standing, generation: int) -> Verdict:
         return Verdict(
             Do.IGNORE, standing, f"EMPTY was acknowledged for {standing.stopped} meanwhile"
         )
-    whole = replace(standing, phase=StepPhase.COMPUTING, step=standing.resume_step)
+    whole = standing._replace(phase=StepPhase.COMPUTING, step=standing.resume_step)
     return Verdict(Do.GO, whole, f"state {whole.step} has arrived")
 
 
@@ -246,7 +245,7 @@ def joined(standing: Standing, generation: int) -> Verdict:
     held = holds(standing, generation)
     if held.do is not Do.GO:
         return Verdict(Do.IGNORE, standing, held.reason)
-    return Verdict(Do.GO, replace(standing, joined=generation), f"joined {generation}")
+    return Verdict(Do.GO, standing._replace(joined=generation), f"joined {generation}")
 
 
 def finish(standing: Standing) -> Verdict:
@@ -255,4 +254,4 @@ def finish(standing: Standing) -> Verdict:
         return Verdict(Do.WAIT, standing, f"stopped for generation {standing.stopped}")
     if standing.phase is not StepPhase.COMPUTING:
         return Verdict(Do.REFUSE, standing, f"nothing is finished in {standing.phase.name}")
-    return Verdict(Do.GO, replace(standing, phase=StepPhase.DONE), "the script has ended")
+    return Verdict(Do.GO, standing._replace(phase=StepPhase.DONE), "the script has ended")

@@ -41,10 +41,14 @@ class SharedBuffers:
                     self._places.append((module._buffers, name))
         self._inspections = _INSPECTED
         self._agreed: tuple[list[torch.Tensor], torch.Tensor] | None = None
+        self._marks: list[tuple[int, int]] = []
+        self._first: list[torch.Tensor] = []
         self.rebase()
 
     def rebase(self) -> None:
         """The buffers hold a whole state now: later changes are a forward pass's."""
+        if not self._places:
+            return
         self._marks = [(id(b), b._version) for b in self._buffers()]
         self._first = [b.detach().clone() for b in self._buffers()] if self._inspections > 0 else []
 

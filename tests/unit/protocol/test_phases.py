@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,12 +22,12 @@ RUNNING = Standing(
     restored=3,
     resume_step=4,
 )
-STOPPED = replace(RUNNING, stopped=4, answered=4)
+STOPPED = RUNNING._replace(stopped=4, answered=4)
 FRESH = Standing(ready=True, stopped=4, answered=4)
 
 
 def prepared(standing: Standing) -> Standing:
-    return replace(standing, phase=StepPhase.PREPARED)
+    return standing._replace(phase=StepPhase.PREPARED)
 
 
 def test_a_stop_is_taken_once_and_older_ones_never() -> None:
@@ -38,19 +36,19 @@ def test_a_stop_is_taken_once_and_older_ones_never() -> None:
     assert phases.on_stop(taken.standing, 4).do is Do.IGNORE
     assert phases.on_stop(taken.standing, 3).do is Do.IGNORE
     assert phases.on_stop(taken.standing, 9).standing.stopped == 9
-    assert phases.on_stop(replace(RUNNING, torn=True), 4).do is Do.IGNORE
+    assert phases.on_stop(RUNNING._replace(torn=True), 4).do is Do.IGNORE
 
 
 @pytest.mark.parametrize(
     ("standing", "do"),
     [
-        (replace(RUNNING, stopped=4), Do.GO),
-        (prepared(replace(RUNNING, stopped=4)), Do.GO),
-        (replace(RUNNING, stopped=4, phase=StepPhase.DONE), Do.GO),
-        (replace(RUNNING, stopped=4, phase=StepPhase.UPDATING), Do.WAIT),
+        (RUNNING._replace(stopped=4), Do.GO),
+        (prepared(RUNNING._replace(stopped=4)), Do.GO),
+        (RUNNING._replace(stopped=4, phase=StepPhase.DONE), Do.GO),
+        (RUNNING._replace(stopped=4, phase=StepPhase.UPDATING), Do.WAIT),
         (Standing(stopped=4), Do.WAIT),
         (Standing(stopped=4, ready=True), Do.GO),
-        (replace(RUNNING, stopped=4, torn=True), Do.IGNORE),
+        (RUNNING._replace(stopped=4, torn=True), Do.IGNORE),
         (RUNNING, Do.IGNORE),
         (STOPPED, Do.IGNORE),
     ],
@@ -59,7 +57,7 @@ def test_when_a_stop_is_answered(standing: Standing, do: Do) -> None:
     verdict = phases.may_answer(standing)
     assert verdict.do is do
     if do is Do.GO:
-        assert verdict.standing == replace(standing, answered=4)
+        assert verdict.standing == standing._replace(answered=4)
     else:
         assert verdict.standing == standing
 
@@ -69,12 +67,12 @@ def test_when_a_stop_is_answered(standing: Standing, do: Do) -> None:
     [
         (STOPPED, 5, Do.REPEAT, StepPhase.COMPUTING, 5),
         (prepared(STOPPED), 5, Do.REPEAT, StepPhase.COMPUTING, 5),
-        (replace(STOPPED, phase=StepPhase.DONE), 5, Do.REPEAT, StepPhase.DONE, 5),
+        (STOPPED._replace(phase=StepPhase.DONE), 5, Do.REPEAT, StepPhase.DONE, 5),
         (prepared(STOPPED), 6, Do.ROLL_FORWARD, StepPhase.PREPARED, 5),
         (STOPPED, 6, Do.REFUSE, StepPhase.COMPUTING, 5),
         (STOPPED, 4, Do.REFUSE, StepPhase.COMPUTING, 5),
         (prepared(STOPPED), 7, Do.REFUSE, StepPhase.PREPARED, 5),
-        (replace(STOPPED, phase=StepPhase.DONE), 6, Do.REFUSE, StepPhase.DONE, 5),
+        (STOPPED._replace(phase=StepPhase.DONE), 6, Do.REFUSE, StepPhase.DONE, 5),
         (FRESH, 6, Do.PULL, StepPhase.EMPTY, -1),
     ],
 )
@@ -103,8 +101,8 @@ def test_only_the_restore_of_the_newest_stop_counts() -> None:
 
     assert restore(STOPPED, 3) is Do.IGNORE
     assert restore(STOPPED, 5) is Do.REFUSE
-    assert restore(replace(RUNNING, stopped=4), 4) is Do.REFUSE  # not answered
-    assert restore(replace(STOPPED, restored=4), 4) is Do.IGNORE
+    assert restore(RUNNING._replace(stopped=4), 4) is Do.REFUSE  # not answered
+    assert restore(STOPPED._replace(restored=4), 4) is Do.IGNORE
 
 
 def test_who_may_update() -> None:
@@ -115,11 +113,11 @@ def test_who_may_update() -> None:
     # Stopped after the agreement: whether all others have applied it is not known here.
     late = prepared(STOPPED)
     assert phases.may_update(late, agreed=True).do is Do.WAIT
-    forward = replace(late, restored=4, resume_step=6)
+    forward = late._replace(restored=4, resume_step=6)
     assert phases.may_update(forward, agreed=False).do is Do.GO
     again = phases.on_restore(late, 4, 5, initial=False, same_initial=False).standing
     assert phases.may_update(again, agreed=True).do is Do.REPEAT
-    assert phases.may_update(replace(forward, stopped=5), agreed=True).do is Do.WAIT
+    assert phases.may_update(forward._replace(stopped=5), agreed=True).do is Do.WAIT
 
 
 def test_a_pull_that_was_overtaken_leaves_the_rank_empty() -> None:
@@ -143,7 +141,7 @@ def test_who_may_serve() -> None:
     assert phases.may_serve(forward.standing, 4, 6).do is Do.WAIT
     joined = phases.joined(again, 4).standing
     assert phases.may_serve(joined, 4, 5).do is Do.REFUSE
-    assert phases.may_serve(replace(again, torn=True), 4, 5).do is Do.REFUSE
+    assert phases.may_serve(again._replace(torn=True), 4, 5).do is Do.REFUSE
 
 
 def test_joining_needs_the_state() -> None:
@@ -151,7 +149,7 @@ def test_joining_needs_the_state() -> None:
     assert phases.joined(again, 4).standing.joined == 4
     forward = phases.on_restore(prepared(STOPPED), 4, 6, initial=False, same_initial=False)
     assert phases.joined(forward.standing, 4).do is Do.IGNORE
-    assert phases.joined(replace(again, stopped=5), 4).do is Do.IGNORE
+    assert phases.joined(again._replace(stopped=5), 4).do is Do.IGNORE
 
 
 def test_the_end() -> None:
