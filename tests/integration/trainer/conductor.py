@@ -285,6 +285,21 @@ class Conductor:
         for trainer in self.ranks.values():
             trainer.expect(Committed, lambda m: m.generation == generation)
 
+    def first(self, kind: type[M]) -> list[M]:
+        """All messages of a kind from all ranks, once there is one."""
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            found = [
+                message
+                for trainer in self.ranks.values()
+                for message in list(trainer.messages)
+                if isinstance(message, kind)
+            ]
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"nobody sends a {kind.__name__}"
+            threading.Event().wait(0.01)
+
     def finish(self) -> str:
         """The end of the job: the digest that all ranks report, after all have exited with 0."""
         digests = {trainer.expect(Done).digest for trainer in self.ranks.values()}

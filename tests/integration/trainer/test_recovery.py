@@ -154,10 +154,10 @@ def test_a_broken_group_is_reported_and_regrouped(
     (spare,) = job.start(spares=1)
     job.ranks[2].reached_step(5)
     job.ranks[2].kill()
-    broken = job.ranks[0].expect(Broken)
-    assert broken.generation == 1
-    assert "Connection" in broken.error
-    job.ranks[1].expect(Broken)
+    # Who waits for the dead rank sees it; another may wait for one that waits, and sees nothing.
+    seen = job.first(Broken)
+    assert {broken.generation for broken in seen} == {1}
+    assert all("onnection" in broken.error for broken in seen)
     job.recover({2: spare})
     assert job.finish() == undisturbed(STEPS=STEPS, MODEL="plain")
 
