@@ -289,7 +289,7 @@ class Conductor:
         """All messages of a kind from all ranks, once there is one."""
         deadline = time.monotonic() + DEADLINE
         while True:
-            found = [
+            found: list[M] = [
                 message
                 for trainer in self.ranks.values()
                 for message in list(trainer.messages)
