@@ -33,6 +33,8 @@ from workerd.agent.hands import Hands
 from workerd.agent.links import LinkDown, LinkEvent, LinkMessage, LinkServer, LinkUp
 from workerd.agent.probe import ProbeServer
 from workerd.agent.registration import Dead, Occupied, Overtaken, Registered
+from workerd.agent.reports import node_record
+from workerd.agent.standing import standing
 from workerd.agent.state import Limits, Local
 from workerd.health.rate import StepRate
 from workerd.protocol.link import Listener
@@ -101,14 +103,14 @@ class Agent:
         self._was_registered = False
         self._stopping = ""
         self._failure = ""
-        self._previous: dict[int, object] = {}
 
     def run(self) -> int:
         """Serve until a signal asks for the end; 1 if it could not, else 0."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._signalled)
+            signal.signal(number, self._signalled)
         self._answer_probes()
         try:
+            self._turn()
             while not self._over():
                 self._take(self._next())
                 self._turn()
@@ -166,10 +168,13 @@ class Agent:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._registration()
+        self._registered(now)
         if self._desk.registered or self._was_registered:
             self._desk.read(frozenset(one.facts.job for one in self._hands.entries.values()))
         local = self._local(now)
+        if not self._stopping:
+            record = node_record(local, standing(self._desk.orders, local))
+            self._desk.register(record, frozenset(self._own))
         for action in decide(self._desk.orders, local, self._limits):
             level = logging.DEBUG if isinstance(action, WriteProgress) else logging.INFO
             _log.log(level, "%s", _told(action))
@@ -212,8 +217,8 @@ class Agent:
 
     # ---- registration
 
-    def _registration(self) -> None:
-        now = time.monotonic()
+    def _registered(self, now: float) -> None:
+        """What came of a try to register."""
         outcome, self._desk.outcome = self._desk.outcome, None
         match outcome:
             case Registered():
@@ -245,9 +250,6 @@ class Agent:
                 self._desk.try_again_in(_AGAIN)
             case Overtaken() | None:
                 pass
-        if not self._stopping:
-            # What the decisions add to the record follows with the first write.
-            self._desk.register(self._template, frozenset(self._own))
 
     def _renew(self) -> None:
         """Start anew: this incarnation never lives again."""
@@ -270,8 +272,10 @@ class Agent:
     # ---- the end
 
     def _over(self) -> bool:
-        return bool(self._stopping) and all(
-            one.facts.cleared for one in self._hands.entries.values()
+        return (
+            bool(self._stopping)
+            and all(one.facts.cleared for one in self._hands.entries.values())
+            and not self._desk.registering
         )
 
     def _close(self) -> None:

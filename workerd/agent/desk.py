@@ -98,6 +98,11 @@ class Desk:
         """Whether the node key is there, as far as is known."""
         return self._lease is not None
 
+    @property
+    def registering(self) -> bool:
+        """Whether a try to register is under way: it may end with a lease."""
+        return REGISTER in self._under_way
+
     def busy(self, now: float) -> frozenset[str]:
         """The kinds of errands that are under way, or must wait after a failure."""
         waiting = {kind for kind, at in self._not_before.items() if now < at}

@@ -208,6 +208,7 @@ class Hands:
             _log.error("trainer %s of job %s: %s", instance, action.job, error)
             if page is not None:
                 page.close()
+            self._folder.retire(instance)
             exit_ = TrainerExit(code=_NOT_STARTED, message=str(error))
             ended = replace(facts, ended_at=now, exit=exit_, cleared=True)
             self.entries[instance] = Entry(ended)

@@ -166,7 +166,7 @@ def _marks(facts: TrainerFacts) -> tuple[object, ...]:
         facts.instance,
         facts.lives,
         facts.joined,
-        facts.restored if facts.pull is not None else 0,
+        facts.restored,
         facts.committed,
         (facts.broken_generation, facts.broken),
         facts.done_step,

@@ -439,6 +439,7 @@ def written(*trainers: TrainerFacts, at: float = 100.0) -> Written:
         ({"joined": 2}, 0.0, True),
         ({"committed": 1}, 0.0, True),
         ({"broken": "torn", "broken_generation": 1}, 0.0, True),
+        ({"restored": 2}, 0.0, True),
         ({"restored": 2, "pull": Pull("m", 7, 0.5)}, 0.0, True),
         ({"done_step": 6, "digest": "d"}, 0.0, True),
         ({"ended_at": 100.0}, 0.0, True),
