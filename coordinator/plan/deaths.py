@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from coordinator.model import ClusterView, JobView, Phase, Settings, Slot, Verdict
 from coordinator.plan import holders
@@ -49,10 +49,13 @@ def of_deadlines(
                 if seen is None or seen.restored < generation.generation:
                     late.append((slot, f"it has not restored within {settings.restore:g} s"))
                     break
+    numbers = {slot.slot for slot, _ in late}
+    nodes = {slot.node for slot, _ in late}
     for slot, why in late:
-        if view.flags_of(slot.node).is_dead(slot.incarnation):
+        if view.flags_of(slot.node).is_dead(slot.incarnation) or _is_kept(job, slot, nodes):
             continue
-        if holders.held_elsewhere(view, job, slot, {one.slot for one, _ in late}):
+        # before the first step there is nothing to lose: all begin anew
+        if not holders.has_run(job) or holders.held_elsewhere(view, job, slot, numbers):
             yield DeclareDead(slot.node, slot.incarnation, why)
         else:
             yield Wait(
@@ -61,6 +64,19 @@ def of_deadlines(
                 "so it is not given up while it may still answer",
                 blocked=True,
             )
+
+
+def _is_kept(job: JobView, slot: Slot, late: Set[str]) -> bool:
+    """Whether a late owner has only late ones to pull from: they are to blame, not it."""
+    spec = job.job.spec
+    serving: dict[int, set[str]] = {}
+    for source in job.current.sources:
+        serving.setdefault(source.shard_position, set()).add(source.node)
+    for local in range(len(slot.ranks)):
+        sources = serving.get(spec.shard_position(spec.rank(slot.slot, local)), set())
+        if sources and sources <= late and slot.node not in sources:
+            return True
+    return False
 
 
 def _pause_limit(slot: Slot, settings: Settings) -> float:

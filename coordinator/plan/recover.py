@@ -66,7 +66,7 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
     holding = [one for one in owned if one.ack.phase is not StepPhase.EMPTY]
     held = {one.position for one in holding}
     missing = tuple(one for one in range(job.job.spec.shard_positions) if one not in held)
-    if missing and _has_run(job, holding):
+    if missing and holders.has_run(job):
         return membership.ended(
             job,
             Phase.LOST,
@@ -112,15 +112,6 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
     sources = _sources(ready, empty, "")
     again = any(one.ack.step == step and one.ack.phase is not StepPhase.DONE for one in holding)
     return _restore(job, owned, step, sources, rendezvous, initial=False, lost_steps=int(again))
-
-
-def _has_run(job: JobView, holding: list[_Owned]) -> bool:
-    """Whether there is work to lose: trainers may go on before RUNNING is recorded."""
-    return bool(
-        job.current.last_running_generation
-        or any(one.ack.step > 0 for one in holding)
-        or (job.status is not None and job.status.step > 0)
-    )
 
 
 def resume_step(holding: Iterable[RankAck]) -> int:

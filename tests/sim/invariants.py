@@ -75,7 +75,13 @@ def _one_place(etcd: Etcd) -> None:
 
 
 def _judged(before: World, world: World) -> None:
-    """Rule 8: who still has its lease isn't declared dead as the last holder of a position."""
+    """Rule 8: who still has its lease isn't declared dead as the last holder of a position.
+
+    Before RUNNING has been recorded for the first time, all may begin anew instead.
+    """
+    generation = before.etcd.get(keys.generation(JOB))
+    if generation is None or not generation.last_running_generation:
+        return
     for name, node in world.nodes.items():
         key = keys.flags(name)
         if world.etcd.mod_revision(key) == before.etcd.mod_revision(key) or not node.up:
@@ -192,6 +198,10 @@ def at_end(world: World) -> str:
         return str(status.state.name)
     if status.state is not JobState.WAITING or not status.reason:
         raise Violation(f"no end: {generation and generation.phase.name}, {status}")
+    if "given up" in status.reason and world.history.highest == 0:
+        ran = generation is not None and generation.last_running_generation
+        if not ran:
+            raise Violation(f"WAITING for a state that was never there: {status.reason}")
     hopeless = [
         name
         for name, node in world.nodes.items()

@@ -6,7 +6,7 @@ Each mutation patches the production rule, and must be caught within a few hundr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from coordinator.plan import deaths, holders, membership, recover
 from coordinator.plan.actions import Transition, Wait
 from tests.sim import drive, leaders, trainers
 from tests.sim.drive import Plan, Shape, run
-from tests.sim.world import Violation
-from workerd.protocol import page, phases
+from tests.sim.world import Process, Violation, World
+from workerd.protocol import phases
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 RUNS = 600
@@ -31,11 +31,11 @@ class Mutation:
 
     name: str
     patch: Patch
+    says: str
     faults: tuple[str, ...]
     shape: Shape = Shape()
     mend: bool = True
     from_start: bool = False
-    says: str = ""
 
 
 def lowest_step(patch: pytest.MonkeyPatch) -> None:
@@ -123,20 +123,24 @@ def loose_freeze(patch: pytest.MonkeyPatch) -> None:
     may_update = phases.may_update
 
     def loose(standing: phases.Standing, agreed: bool) -> phases.Verdict:
-        if agreed or standing.phase is not page.StepPhase.PREPARED:
-            return may_update(replace(standing, stopped=standing.joined), agreed)
-        return may_update(standing, agreed)
+        if not agreed:
+            return may_update(standing, agreed)
+        verdict = may_update(standing._replace(stopped=standing.joined), agreed)
+        late = verdict.standing._replace(stopped=standing.stopped)
+        return phases.Verdict(verdict.do, late, verdict.reason)
 
     patch.setattr(phases, "may_update", loose)
-    running = trainers._running
-
-    def moves(world: Any, name: str, me: Any) -> Any:
-        standing = me.standing
-        if standing.stopped > standing.joined > 0 and standing.restored < standing.stopped:
-            yield from running(world, name, me, "late")
-        yield from original(world, name, me)
-
     original = trainers.moves
+
+    def moves(world: World, name: str, me: Process) -> Iterator[trainers.Move]:
+        yield from original(world, name, me)
+        standing = me.standing
+        answered = standing.answered == standing.stopped > standing.restored
+        if answered and standing.stopped > standing.joined > 0:
+            for label, move in trainers._running(world, name, me, name):
+                if "UPDATING" in label:
+                    yield from [(label, move)] * 20  # the moment is short
+
     patch.setattr(trainers, "moves", moves)
 
 
@@ -192,19 +196,46 @@ def open_streams(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTATIONS = (
-    Mutation("lowest step", lowest_step, ("crash",)),
-    Mutation("stale acks", stale_acks, ("crash", "crash")),
-    Mutation("last holder given up", last_holder, ("hang", "crash"), Shape(2)),
-    Mutation("RUNNING early", runs_early, ("crash",)),
-    Mutation("FINISHED early", ends_early, ()),
-    Mutation("no guard at all", no_fence, ("crash", "lead")),
-    Mutation("join before the state is there", joins_empty, ("crash",)),
-    Mutation("freeze not atomic", loose_freeze, ("crash",)),
-    Mutation("no agreement", no_agreement, ("crash",)),
-    Mutation("no agreement along the replica", no_replica_agreement, ("crash",), Shape(2, 2)),
-    Mutation("no deadline of RESTORE", no_restore_deadline, ("hang",), from_start=True),
-    Mutation("no regrouping", no_regroup, ("glitch",)),
-    Mutation("streams stay open", open_streams, ("crash", "glitch")),
+    Mutation("lowest step", lowest_step, "can't reach the resume step", ("crash",)),
+    Mutation("stale acks", stale_acks, "LOST|is named by an ack of generation", ("crash", "crash")),
+    Mutation(
+        "last holder given up",
+        last_holder,
+        "is given up, the last holder",
+        ("hang", "crash"),
+        Shape(2),
+    ),
+    Mutation("RUNNING early", runs_early, "RUNNING, but only ranks", ("crash",)),
+    Mutation("FINISHED early", ends_early, "FINISHED, but rank", ()),
+    Mutation("no guard at all", no_fence, "the record goes from", ("crash", "lead")),
+    Mutation(
+        "join before the state is there", joins_empty, "would go on from different s", ("crash",)
+    ),
+    Mutation(
+        "freeze not atomic",
+        loose_freeze,
+        "refuses RESTORE|would go on from different s",
+        ("crash",),
+        Shape(steps=6),
+    ),
+    Mutation("no agreement", no_agreement, "but only .* were PREPARED", ("crash",)),
+    Mutation(
+        "no agreement along the replica",
+        no_replica_agreement,
+        "but only .* were PREPARED",
+        ("crash",),
+        Shape(2, 2),
+    ),
+    Mutation(
+        "no deadline of RESTORE", no_restore_deadline, "no end: RESTORE", ("hang",), from_start=True
+    ),
+    Mutation("no regrouping", no_regroup, "no end: RUNNING", ("glitch",)),
+    Mutation(
+        "streams stay open",
+        open_streams,
+        "would go on from different s|changed under the pull",
+        ("crash", "glitch"),
+    ),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.model import JobState, JobView, Phase, StepPhase, Verdict
+from coordinator.model import JobState, JobView, Phase, Source, StepPhase, Verdict
 from coordinator.plan import DeclareDead, Probe, Transition, UpdateStatus, Wait
 from tests.unit.plan.views import (
     SETTINGS,
@@ -168,6 +168,26 @@ class TestRestore:
         view = cluster(job)
         assert of(DeclareDead, view, now=1e6) == []
         assert of(Wait, view, now=1e6)[0].blocked
+
+    def test_the_source_that_keeps_others_waiting_is_to_blame(self) -> None:
+        job = self.job(0)
+        for number in (1, 2):
+            job = acked(job, number, StepPhase.EMPTY)
+        source = Source(0, 1, "n1", "i1.0", "n1:0")
+        job = replace(acked(job, 1), generation=replace(job.current, sources=(source,)))
+        assert the(DeclareDead, cluster(job), now=1e6).node == "n1"
+
+    def test_a_hung_source_of_a_job_that_never_ran_is_given_up(self) -> None:
+        """There is nothing to lose yet: all begin anew."""
+        job = replace(self.job(), progress={})
+        for number in range(3):
+            job = acked(job, number, StepPhase.EMPTY, digest="seed")
+        source = Source(0, 0, "n0", "i0.0", "n0:0", "seed")
+        record = replace(job.current, sources=(source,), initial=True)
+        ran = cluster(replace(job, generation=record))
+        assert none(ran, DeclareDead, now=1e6)
+        job = replace(job, generation=replace(record, last_running_generation=0))
+        assert the(DeclareDead, cluster(job), now=1e6).node == "n0"
 
     def test_who_restored_but_can_not_join_gets_a_new_group(self) -> None:
         view = cluster(self.job(0, 1, 2, joined=(0, 2)))
