@@ -8,6 +8,7 @@ DistributedDataParallel, a block with Hotspare. Rank 0 writes JSON to RESULT.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -57,34 +58,32 @@ def main() -> None:
                 _loss(model, inputs).backward()
                 job.commit(optimizer)
 
-        def block(one: Callable[[], None]) -> float:
+        def spent() -> tuple[int, int, int]:
+            own = job.overhead
+            return own.bookkeeping_ns, own.streams_ns, own.agreement_ns
+
+        def block(one: Callable[[], None]) -> list[float]:
+            """Medians over its steps: seconds of all, then nanoseconds of Hotspare's parts."""
             dist.barrier()
-            started = time.perf_counter()
+            samples = []
             for _ in range(steps):
+                before, started = spent(), time.perf_counter()
                 one()
-            dist.barrier()
-            return (time.perf_counter() - started) / steps
+                seconds = time.perf_counter() - started
+                parts = [new - old for new, old in zip(spent(), before, strict=True)]
+                samples.append((seconds, *parts))
+            return [statistics.median(column) for column in zip(*samples, strict=True)]
 
         block(plain_step)
         block(step)
         measured = []
         for number in range(pairs):
-            before = (job.overhead.bookkeeping_ns, job.overhead.streams_ns)
-            agreement = job.overhead.agreement_ns
             # in turn, so that neither always has the other's warm caches
-            if number % 2:
-                with_hotspare, without = block(step), block(plain_step)
-            else:
-                without, with_hotspare = block(plain_step), block(step)
-            measured.append(
-                {
-                    "plain": without,
-                    "hotspare": with_hotspare,
-                    "bookkeeping": (job.overhead.bookkeeping_ns - before[0]) / steps,
-                    "streams": (job.overhead.streams_ns - before[1]) / steps,
-                    "agreement": (job.overhead.agreement_ns - agreement) / steps,
-                }
-            )
+            first, second = (step, plain_step) if number % 2 else (plain_step, step)
+            one, two = block(first), block(second)
+            with_hotspare, without = (one, two) if number % 2 else (two, one)
+            names = ("hotspare", "bookkeeping", "streams", "agreement")
+            measured.append({"plain": without[0], **dict(zip(names, with_hotspare, strict=True))})
         if job.rank == 0:
             Path(result).write_text(json.dumps(measured))
 

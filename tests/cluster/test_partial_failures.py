@@ -103,8 +103,8 @@ def test_etcd_is_killed_and_a_trainer_meanwhile(reference: Reference) -> None:
 
 
 def test_the_source_of_a_pull_dies_while_it_serves(reference: Reference) -> None:
-    width = 4096
-    job = spec(steps=30, width=width, spares=2, PACE="0")
+    width = 3072
+    job = spec(steps=15, width=width, spares=2, PACE="0")
     wanted = reference(job)
     with running(5) as cluster:
         run = Run(cluster, job)

@@ -86,6 +86,7 @@ class LocalCluster:
         with signals_deferred():
             self.folder = Path(tempfile.mkdtemp(prefix="hotspare-"))
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            (self.folder / "tmp").mkdir()
         self.etcd = Etcd(self.folder)
         stack.callback(self._end_processes)
         stack.callback(self.admin.close)
@@ -242,7 +243,8 @@ class LocalCluster:
 
     def _mark(self) -> dict[str, str]:
         """Tells this cluster's processes, and what they start, from others."""
-        return {"HOTSPARE_LOCAL_CLUSTER": str(self.folder)}
+        # torch leaves a folder for its compiler where temporary files go
+        return {"HOTSPARE_LOCAL_CLUSTER": str(self.folder), "TMPDIR": str(self.folder / "tmp")}
 
     def running(self) -> list[int]:
         """The processes of this cluster that run now, whoever their parent is."""
