@@ -402,6 +402,7 @@ class RankProgress(_message.Message):
     BROKEN_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    BROKEN_GENERATION_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     instance: _builtins.str
@@ -410,9 +411,11 @@ class RankProgress(_message.Message):
     phase: Global___StepPhase.ValueType
     step: _builtins.int
     broken: _builtins.str
-    """why the group of `generation` is broken; empty while whole"""
+    """why the group of `broken_generation` broke here"""
     digest: _builtins.str
     """of the final state, with DONE"""
+    broken_generation: _builtins.int
+    """the latest whose group broke here, joined or not; 0: none"""
     restored: _builtins.int
     """the latest generation in which it held its whole state S and went on to join"""
     @_builtins.property
@@ -430,11 +433,12 @@ class RankProgress(_message.Message):
         broken: _builtins.str = ...,
         pull: Global___Pull | None = ...,
         digest: _builtins.str = ...,
+        broken_generation: _builtins.int = ...,
         restored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "digest", b"digest", "generation", b"generation", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "broken_generation", b"broken_generation", "digest", b"digest", "generation", b"generation", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,7 +118,7 @@ class _Job:
 
     def _broken(self, progress: Progress) -> bool:
         number = self.generation.generation if self.generation is not None else 0
-        return any(one.broken and one.generation == number for one in progress.ranks)
+        return any(one.broken_generation == number > 0 for one in progress.ranks)
 
     def frozen(self, incidents: Mapping[str, Incident]) -> JobView | None:
         if self.view is None and self.job is not None and not self.unreadable:

@@ -140,6 +140,7 @@ class RankProgress:
     broken: str = ""
     pull: Pull | None = None
     digest: str = ""
+    broken_generation: int = 0
     restored: int = 0
 
 

@@ -250,7 +250,7 @@ def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
         said = [
             f"rank {job.job.spec.rank(slot.slot, local)}: {one.broken}"
             for slot, local, one in _ranks(job)
-            if one is not None and one.broken and one.generation == generation.generation
+            if one is not None and one.broken_generation == generation.generation
         ]
         return membership.regroup(
             view, job, Cause.GROUP_BROKEN, f"the group is broken: {'; '.join(said[:3])}"

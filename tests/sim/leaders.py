@@ -50,9 +50,7 @@ def view(etcd: Etcd, verdicts: dict[tuple[str, str], Verdict]) -> ClusterView:
         progress = job.get(KeyKind.PROGRESS, {})
         number = 0 if generation is None else generation.generation
         broken = any(
-            one.broken and one.generation == number
-            for all_ in progress.values()
-            for one in all_.ranks
+            one.broken_generation == number for all_ in progress.values() for one in all_.ranks
         )
         jobs[name] = JobView(
             job=job[KeyKind.JOB_SPEC],

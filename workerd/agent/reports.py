@@ -146,14 +146,14 @@ def _ack(orders: Orders, local: Local, state: Owner) -> Iterator[Action]:
 def rank_progress(facts: TrainerFacts, rank: int) -> RankProgress:
     """Where one trainer stands."""
     done = facts.done_step is not None
-    whole = facts.broken_generation < facts.joined or not facts.broken
     return RankProgress(
         rank=rank,
         instance=facts.instance,
         generation=facts.joined,
         phase=StepPhase.DONE if done else facts.phase,
         step=facts.done_step if facts.done_step is not None else facts.step,
-        broken="" if whole else facts.broken,
+        broken=facts.broken,
+        broken_generation=facts.broken_generation,
         pull=facts.pull,
         digest=facts.digest,
         restored=facts.restored,

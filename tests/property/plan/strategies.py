@@ -68,7 +68,7 @@ def _of_rank(draw: st.DrawFn, rank: int, named: str, at: int) -> tuple[RankAck, 
         generation=draw(number),
         phase=phase,
         step=step,
-        broken=draw(st.sampled_from(["", "", "reset"])),
+        broken_generation=draw(st.sampled_from([0, 0, at - 1, at])),
         digest=draw(st.sampled_from(["", "d", "e"])),
         restored=draw(number),
     )

@@ -192,20 +192,20 @@ def test_a_broken_group_is_remembered_until_the_next_generation(running: Etcd) -
 
     running.put(keys.progress("demo", "n0"), progress(), now=2.0)
     assert broken_at() is None
-    running.put(keys.progress("demo", "n0"), progress(broken="reset"), now=3.0)
-    running.put(keys.progress("demo", "n0"), progress(broken="reset", step=9), now=4.0)
+    running.put(keys.progress("demo", "n0"), progress(broken_generation=1), now=3.0)
+    running.put(keys.progress("demo", "n0"), progress(broken_generation=1, step=9), now=4.0)
     assert broken_at() == 3.0
     running.put(keys.generation("demo"), replace(GENERATION, phase=Phase.RUNNING), now=5.0)
     assert broken_at() == 3.0
     running.put(keys.generation("demo"), replace(GENERATION, generation=2), now=6.0)
     assert broken_at() is None
     # still of generation 1
-    running.put(keys.progress("demo", "n0"), progress(broken="reset", step=10), now=7.0)
+    running.put(keys.progress("demo", "n0"), progress(broken_generation=1, step=10), now=7.0)
     assert broken_at() is None
 
 
 def test_a_new_leader_sees_a_broken_group(running: Etcd) -> None:
-    running.put(keys.progress("demo", "n0"), progress(broken="reset"), now=3.0)
+    running.put(keys.progress("demo", "n0"), progress(broken_generation=1), now=3.0)
     assert running.seen_anew(9.0).view().jobs["demo"].broken_at == 9.0
 
 

@@ -74,7 +74,11 @@ class TestRunning:
 class TestRegroup:
     def broken(self, regroups: int = 0, phase: Phase = Phase.RUNNING) -> JobView:
         job = running(spec(), phase=phase, broken_at=100.0)
-        job = said(job, 1, generation=4, step=5, broken="connection reset", restored=4)
+        # it may break while a rank joins: its generation is still the one before
+        joined = 4 if phase is Phase.RUNNING else 3
+        job = said(
+            job, 1, generation=joined, step=5, broken="connection reset", broken_generation=4
+        )
         return replace(job, generation=replace(job.current, regroups=regroups))
 
     @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.RESTORE])
