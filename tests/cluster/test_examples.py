@@ -20,7 +20,7 @@ def test_the_script_with_hotspare_differs_in_about_ten_lines() -> None:
     plain, hot = _lines("train_gpt_plain.py"), _lines("train_gpt.py")
     changed = [line for line in difflib.ndiff(plain, hot) if line[0] in "+-"]
     assert sum(line[0] == "+" for line in changed) <= 10, changed
-    assert sum(line[0] == "-" for line in changed) <= 12, changed
+    assert len(hot) <= len(plain)
     assert len(hot) <= 40
 
 
