@@ -53,7 +53,8 @@ class Core:
         self.reloaded: Callable[[], None] = lambda: None  # the tracked state was written anew
         self._link = link
         self._page = page
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # of _changed; taken by itself where a step takes it
+        self._changed = threading.Condition(self._lock)
         self._serving = Serving(welcome.data_address)
         self._tracked: TrackedState | None = None
         self._snapshot: Any = None

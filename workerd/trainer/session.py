@@ -41,7 +41,7 @@ class Session(Core):
 
     def prepare(self) -> None:
         """The gradients are whole: PREPARED. Raises RepeatStep when a stop has come first."""
-        with self._changed:
+        with self._lock:
             verdict = phases.prepare(self.standing)
             if verdict.do is not Do.GO:
                 raise RepeatStep(verdict.reason)
@@ -49,7 +49,7 @@ class Session(Core):
 
     def enter_update(self, agreed: bool) -> None:
         """UPDATING, as soon as it is allowed. Raises RepeatStep when it is not."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._failure is not None:
                     raise self._failure
@@ -68,7 +68,7 @@ class Session(Core):
         """The update is whole: COMPUTING the next step, with its forward-changed state copied."""
         assert self._tracked is not None
         self._snapshot = self._tracked.snapshot()
-        with self._changed:
+        with self._lock:
             self._set(phases.updated(self.standing).standing)
             report = self._update_of > self._committed
             if report:
