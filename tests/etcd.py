@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from coordinator.cli.localcluster.processes import tied
 from coordinator.store import Store, StoreAuthError, StoreError, Tls
 from protos.etcd import rpc_pb2
 
@@ -71,16 +72,6 @@ class Ports:
             lock.close()
 
 
-def _die_with_parent() -> None:
-    """Let the kernel end etcd when the test's process is killed, so that nothing stays behind.
-
-    To the kernel the parent is the *thread* that starts etcd: let it be one that lives on.
-    """
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
 class Member:
     """One member. Its data and ports stay the same over :meth:`kill` and :meth:`start`."""
 
@@ -116,11 +107,10 @@ class Member:
         ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command,
+                tied(command),  # so that nothing stays behind when the test's process is killed
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - etcd execs at once
             )
         self._frozen = False
 

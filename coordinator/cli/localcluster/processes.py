@@ -20,7 +20,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_GET_CHILD_SUBREAPER = 37
 
 # The parent-death signal must be asked for in the child, after the fork and before the program. A
-# preexec_fn would run Python in a fork of a process with threads; so a small program does it.
+# preexec_fn would run Python, and gRPC's handlers, in a fork of a process with threads: children
+# were seen to hang there. So a small program does it.
 # The parent may have gone before the request: then no signal would ever come.
 _SHIM = (
     "import ctypes,os,sys;"
@@ -28,6 +29,11 @@ _SHIM = (
     "os.getppid()==int(sys.argv[1]) or os._exit(1);"
     "os.execvp(sys.argv[2],sys.argv[2:])"
 )
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, as one that the kernel ends with the thread that starts it."""
+    return [sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()), *command]
 
 
 class ClusterError(Exception):
@@ -53,10 +59,9 @@ class Process:
     ) -> None:
         self.name = name
         self.log = log
-        shim = (sys.executable, "-I", "-S", "-c", _SHIM, str(os.getpid()))
         with log.open("ab") as errors:
             self._popen = subprocess.Popen(
-                [*shim, *command],
+                tied(command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
