@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 import mmap
 import os
-import time
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Final
 
 from protos import membership_pb2
@@ -24,6 +24,7 @@ _MAGIC_AT, _WORD_AT, _CHANGED_AT, _HEARTBEAT_AT = range(4)
 
 _GENERATION_SHIFT: Final = 44
 _STEP_SHIFT: Final = 4
+STEP: Final = 1 << _STEP_SHIFT  # what one step adds to a word
 _PHASE_MASK: Final = (1 << _STEP_SHIFT) - 1
 _STEP_MASK: Final = (1 << (_GENERATION_SHIFT - _STEP_SHIFT)) - 1
 
@@ -80,7 +81,7 @@ class ProgressPage:
             page = cls(mmap.mmap(descriptor, PAGE_BYTES))
         finally:
             os.close(descriptor)
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         page._words[_WORD_AT] = pack(0, -1, StepPhase.EMPTY)
         page._words[_CHANGED_AT] = now
         page._words[_HEARTBEAT_AT] = now
@@ -104,14 +105,18 @@ class ProgressPage:
 
     def write(self, generation: int, step: int, phase: int) -> None:
         """The trainer's: publishes where it stands. Raises PageError if it does not fit."""
-        word = pack(generation, step, phase)
+        self.put(pack(generation, step, phase))
+
+    def put(self, word: int) -> None:
+        """`write` of what `pack` has made a word of."""
+        words = self._words
         # Word before time: a reader that meets a new word with an old time only waits longer.
-        self._words[_WORD_AT] = word
-        self._words[_CHANGED_AT] = time.monotonic_ns()
+        words[_WORD_AT] = word
+        words[_CHANGED_AT] = monotonic_ns()
 
     def beat(self) -> None:
         """workerd's: says that it lives now."""
-        self._words[_HEARTBEAT_AT] = time.monotonic_ns()
+        self._words[_HEARTBEAT_AT] = monotonic_ns()
 
     def read(self) -> PageView:
         """What the page says now. Raises PageError if its word makes no sense."""

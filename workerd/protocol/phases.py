@@ -2,8 +2,8 @@
 """A trainer's part in a recovery, as pure decisions over frozen values.
 
 The SDK acts on these verdicts and on nothing else, so that whatever checks the protocol can run
-exactly what runs in production. Every verdict carries the next standing and the reason. (Four of
-them are taken in every step: so they are tuples, made by `_at`, and their reasons are constants.)
+exactly what runs in production. Every verdict carries the next standing and the reason. A step
+that nothing disturbs needs none: see `undisturbed`.
 
 What must hold of a standing, whatever comes in:
 - `stopped` only rises, and an update is entered only while no stop is newer than the joined group,
@@ -46,11 +46,6 @@ class Standing(NamedTuple):
     answered: int = 0  # the newest generation that it has sent Stopped for
     restored: int = 0  # the newest generation whose RESTORE it follows
     resume_step: int = -1  # of that RESTORE
-
-
-def _at(standing: Standing, phase: StepPhase, step: int) -> Standing:
-    """`standing._replace(phase=phase, step=step)` at a third of its time."""
-    return Standing(phase, step, *standing[2:])
 
 
 class Verdict(NamedTuple):
@@ -159,7 +154,7 @@ def prepare(standing: Standing) -> Verdict:
     if standing.phase is not StepPhase.COMPUTING:
         return Verdict(Do.REFUSE, standing, f"nothing is prepared in {standing.phase.name}")
     return Verdict(
-        Do.GO, _at(standing, StepPhase.PREPARED, standing.step), "the gradients are whole here"
+        Do.GO, standing._replace(phase=StepPhase.PREPARED), "the gradients are whole here"
     )
 
 
@@ -183,7 +178,7 @@ def may_update(standing: Standing, agreed: bool) -> Verdict:
     if not agreed:
         return Verdict(Do.WAIT, standing, "the group is broken: a stop must come")
     return Verdict(
-        Do.GO, _at(standing, StepPhase.UPDATING, standing.step), "every rank of the job is prepared"
+        Do.GO, standing._replace(phase=StepPhase.UPDATING), "every rank of the job is prepared"
     )
 
 
@@ -191,8 +186,18 @@ def updated(standing: Standing) -> Verdict:
     """The last byte of an update is written."""
     if standing.phase is not StepPhase.UPDATING:
         return Verdict(Do.REFUSE, standing, f"no update ends in {standing.phase.name}")
-    whole = _at(standing, StepPhase.COMPUTING, standing.step + 1)
+    whole = standing._replace(phase=StepPhase.COMPUTING, step=standing.step + 1)
     return Verdict(Do.GO, whole, "the state is whole")
+
+
+def undisturbed(standing: Standing) -> bool:
+    """Whether an attempt may start here, and all goes by itself as long as nothing comes in.
+
+    Then `prepare`, `may_update` (agreed) and `updated` answer GO in turn, at this step and at every
+    later one, and change nothing but phase and step: COMPUTING, PREPARED, UPDATING, COMPUTING the
+    next step. Who knows that the rest is still what it was need not ask them.
+    """
+    return 0 < standing.joined >= standing.stopped and standing.phase is StepPhase.COMPUTING
 
 
 def tear(standing: Standing) -> Verdict:

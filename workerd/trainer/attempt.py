@@ -47,12 +47,13 @@ class Attempt:
             return
         session = job.session
         start = perf_counter_ns()
-        job.make_ready()
-        step, rank = job.alone_step, 0
-        if session is not None:
-            step = session.begin()
-            assert session.placed is not None
-            rank = session.placed.rank
+        if session is None:
+            job.make_ready()
+            step, rank = job.alone_step, 0
+        else:
+            if session.placed is None:
+                job.make_ready()
+            step, rank = session.begin()
         middle = perf_counter_ns()
         for optimizer in job.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -91,11 +92,12 @@ class Attempt:
             raise
         start = perf_counter_ns()
         session.end_update()
-        assert job.buffers is not None
-        job.buffers.rebase()
+        if job.equalises:
+            assert job.buffers is not None
+            job.buffers.rebase()
         job.overhead.bookkeeping_ns += perf_counter_ns() - start
         job.overhead.steps += 1
-        if session.standing.stopped > session.standing.joined:
+        if session.group is None:  # a stop has come
             session.settle()
         return False
 
@@ -118,8 +120,9 @@ class Attempt:
         self._agree(session)
         self._committed = True
         try:
-            assert job.buffers is not None
-            job.buffers.apply()
+            if job.equalises:
+                assert job.buffers is not None
+                job.buffers.apply()
             for optimizer in optimizers:
                 optimizer.step()
         except BaseException:
@@ -141,9 +144,10 @@ class Attempt:
         begin = perf_counter_ns()
         try:
             group.check()
-            assert job.buffers is not None
-            job.buffers.agree(group)
-            job.replicator.share_unused(group)
+            if job.equalises:
+                assert job.buffers is not None
+                job.buffers.agree(group)
+                job.replicator.share_unused(group)
         except GroupBroken as error:
             raise RepeatStep(str(error)) from None
         start = perf_counter_ns()
@@ -171,7 +175,7 @@ class Attempt:
             return False
         # Without the peers' gradients a script may rightly refuse to go on ("the loss is no
         # number"): that is the group's fault, once.
-        step = session.standing.step
+        step = session.step
         if session.disturbed() and self._excused != step:
             self._excused = step
             session.settle()

@@ -45,6 +45,11 @@ class SharedBuffers:
         self._first: list[torch.Tensor] = []
         self.rebase()
 
+    @property
+    def any(self) -> bool:
+        """Whether there are such buffers."""
+        return bool(self._places)
+
     def rebase(self) -> None:
         """The buffers hold a whole state now: later changes are a forward pass's."""
         if not self._places:

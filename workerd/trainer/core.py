@@ -46,7 +46,6 @@ class Core:
         self.welcome = welcome
         self.instance = instance
         self.device = device
-        self.standing = Standing()
         self.group: Group | None = None
         self.placed: Restore | None = None  # the RESTORE whose group was joined last
         self.facts: dict[str, str] = {}  # what must be equal on all replicas
@@ -55,11 +54,19 @@ class Core:
         self._page = page
         self._lock = threading.RLock()  # of _changed; taken by itself where a step takes it
         self._changed = threading.Condition(self._lock)
+        # The standing, in three: a step changes two of them.
+        self._phase, self._step, *rest = Standing()
+        self._rest = tuple(rest)
         self._serving = Serving(welcome.data_address)
         self._tracked: TrackedState | None = None
         self._snapshot: Any = None
         self._initial_digest = ""
         self._stop = Stop()
+        # As long as `_rest` is this very object, nothing has disturbed the steps (`Session.begin`);
+        # `_generation` and `_word` are the group's and the page's then.
+        self._calm: tuple[object, ...] | None = None
+        self._generation = 0
+        self._word = 0
         self._todo: tuple[Restore, Do] | None = None
         self._superseded = threading.Event()
         self._broken = 0  # the newest generation that was reported broken
@@ -71,6 +78,22 @@ class Core:
         self._closed = False
         self._thread = threading.Thread(target=self._read, name=LINK_THREAD, daemon=True)
         self._thread.start()
+
+    @property
+    def standing(self) -> Standing:
+        """Where this trainer stands. Set it under the lock alone."""
+        with self._lock:
+            return Standing._make((self._phase, self._step, *self._rest))
+
+    @standing.setter
+    def standing(self, standing: Standing) -> None:
+        self._phase, self._step, *rest = standing
+        self._rest = tuple(rest)
+
+    @property
+    def step(self) -> int:
+        """The step of `standing`."""
+        return self._step
 
     @property
     def tracked(self) -> TrackedState:

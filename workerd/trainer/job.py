@@ -57,6 +57,7 @@ class Job:
         self.streams = Streams(device)
         self.session = session
         self.buffers: SharedBuffers | None = None
+        self.equalises = False  # whether a commit has more to agree on than gradients
         self.rehearsing = False
         self.alone_step = 0  # of a job without workerd
         self._built: _Built | None = None
@@ -111,7 +112,7 @@ class Job:
                 self._place()
             except Released:
                 return session.released_at() or 0
-        return session.standing.step
+        return session.step
 
     @property
     def replica(self) -> int:
@@ -222,6 +223,7 @@ class Job:
             if session.welcome.replicas > 1 and not self._replicator.wrapped:
                 raise MisuseError("no module was replicated: the replicas would go apart")
             self.buffers = SharedBuffers(modules)
+            self.equalises = self.buffers.any or self._replicator.partial
             session.reloaded = self._reloaded
             for number, layout in enumerate(self._replicator.layouts):
                 session.facts[f"layout of replicated module {number}"] = layout

@@ -152,6 +152,11 @@ class Replicator:
         self.wrapped.append(wrapper)
         return wrapper
 
+    @property
+    def partial(self) -> bool:
+        """Whether a module may leave out parameters."""
+        return bool(self._partial)
+
     def share_unused(self, group: Group) -> None:
         """Gives a parameter that only other replicas have used its mean gradient here too.
 

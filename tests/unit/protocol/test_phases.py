@@ -120,6 +120,37 @@ def test_who_may_update() -> None:
     assert phases.may_update(forward._replace(stopped=5), agreed=True).do is Do.WAIT
 
 
+@given(
+    st.builds(
+        Standing,
+        phase=st.sampled_from(StepPhase),
+        step=st.integers(0, 9),
+        joined=st.integers(0, 3),
+        stopped=st.integers(0, 3),
+        restored=st.integers(0, 3),
+        resume_step=st.integers(-1, 9),
+    )
+)
+def test_a_step_that_nothing_disturbs_changes_phase_and_step_alone(standing: Standing) -> None:
+    if not phases.undisturbed(standing):
+        # Then somebody says no, before anything has changed.
+        refused = (phases.may_begin(standing), phases.prepare(standing))
+        assert any(verdict.do is not Do.GO for verdict in refused)
+        return
+    for step in range(standing.step, standing.step + 3):
+        assert phases.may_begin(standing).do is Do.GO
+        expected = standing
+        for phase, at, decide in (
+            (StepPhase.PREPARED, step, phases.prepare),
+            (StepPhase.UPDATING, step, lambda one: phases.may_update(one, True)),
+            (StepPhase.COMPUTING, step + 1, phases.updated),
+        ):
+            verdict = decide(standing)
+            expected = expected._replace(phase=phase, step=at)
+            assert (verdict.do, verdict.standing) == (Do.GO, expected)
+            standing = verdict.standing
+
+
 def test_a_pull_that_was_overtaken_leaves_the_rank_empty() -> None:
     follow = phases.on_restore(FRESH, 4, 6, initial=False, same_initial=False).standing
     begun = phases.pulling(follow, 4)
