@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 import torch.distributed
 
+from workerd.trainer.barrier import Barrier
 from workerd.trainer.errors import GroupBroken, ReplicasDiffer
 
 dist: Any = torch.distributed  # its stubs leave most of this out
@@ -79,6 +80,7 @@ class Group:
         plan: GroupPlan,
         data: Any,
         agreements: list[Any],
+        barriers: list[Barrier],
         on_broken: Callable[[int, str], None],
     ) -> None:
         self.generation = plan.generation
@@ -88,12 +90,12 @@ class Group:
         self._device = plan.device
         self._data = data
         self._agreements = agreements  # along the replica first, then along the DP group
+        self._barriers = barriers  # the same
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._pending: set[_Pending] = set()
         self._abandoned = False
         self._staging: dict[tuple[int, int], torch.Tensor] = {}
-        self._bits = torch.zeros(1, dtype=torch.int64)
 
     def mean(self, module: int, index: int, buffer: torch.Tensor) -> torch.futures.Future[Any]:
         """The mean of `buffer` over the replicas, as the future that a DDP hook returns.
@@ -135,14 +137,17 @@ class Group:
     def agree(self, bits: int = 0) -> int:
         """The barrier between PREPARED and UPDATING over the whole job.
 
-        `bits` of all ranks come back joined by "or" as long as at most one bit is in use (now
-        none is; planned changes will ask for "stop after this step" by it). Raises GroupBroken.
+        `bits` (one byte) of all ranks come back joined by "or"; planned changes will ask for "stop
+        after this step" by one. Raises GroupBroken.
         """
-        tensor = self._bits
-        for index in range(len(self._agreements)):
-            tensor[0] = bits
-            self._blocking(lambda at=index: self._agreed(at, tensor))  # type: ignore[misc]
-            bits = int(tensor[0])
+        if self._closed():
+            raise GroupBroken(self.error or "the group was abandoned")
+        try:
+            for barrier in self._barriers:
+                bits = barrier.meet(bits)
+        except OSError as error:
+            self._broken(error.with_traceback(None))
+            raise GroupBroken(str(error)) from None
         return bits
 
     def maximum(self, tensor: torch.Tensor) -> None:
@@ -175,10 +180,12 @@ class Group:
             pending, self._pending = self._pending, set()
             backends = [*self._agreements, self._data]
             self._agreements, self._data = [], None
+        for barrier in self._barriers:
+            barrier.end()
         for one in pending:
             one.finish(GroupBroken("the group was abandoned"))
         self._staging = {}
-        return drop(backends)
+        return drop(backends, self._barriers)
 
     def _closed(self) -> bool:
         return self._abandoned or self.error is not None
@@ -235,10 +242,15 @@ def _from_first() -> Any:
     return options
 
 
-def drop(backends: list[Any]) -> threading.Thread:
-    """Aborts and frees backends on a thread of its own: both may block on a silent peer."""
+def drop(backends: list[Any], barriers: Sequence[Barrier] = ()) -> threading.Thread:
+    """Aborts and frees what a group holds on a thread of its own: that may block on a silent peer.
+
+    The barriers have ended before.
+    """
 
     def free() -> None:
+        for barrier in barriers:
+            barrier.close()
         for backend in backends:
             backend.abort()
         backends.clear()
@@ -290,12 +302,20 @@ def build(plan: GroupPlan, on_broken: Callable[[int, str], None]) -> Group:
     place = f"position{plan.position}"
     store.set(f"{place}/facts/{plan.replica}", json.dumps(dict(plan.facts)))
     built: list[Any] = []
+    barriers: list[Barrier] = []
+
+    def meet(prefix: str, rank: int, size: int) -> None:
+        at = dist.PrefixStore(prefix, store)
+        address = plan.data_address
+        built.append(_gloo(dist.PrefixStore("gloo/", at), rank, size, address))
+        agreeing = dist.PrefixStore("agreement/", at)
+        limits = {"build": BUILD_TIMEOUT, "wait": COLLECTIVE_TIMEOUT}
+        barriers.append(Barrier(agreeing, rank, size, address, **limits))
+
     try:
         if plan.positions > 1:
-            along = dist.PrefixStore(f"replica{plan.replica}/", store)
-            built.append(_gloo(along, plan.position, plan.positions, plan.data_address))
-        across = dist.PrefixStore(f"{place}/gloo/", store)
-        built.append(_gloo(across, plan.replica, plan.replicas, plan.data_address))
+            meet(f"replica{plan.replica}/", plan.position, plan.positions)
+        meet(f"{place}/", plan.replica, plan.replicas)
         data = built[-1]
         if plan.device.type == "cuda":
             reducing = dist.PrefixStore(f"{place}/nccl/", store)
@@ -308,6 +328,6 @@ def build(plan: GroupPlan, on_broken: Callable[[int, str], None]) -> Group:
                     f"({value} here, {first.get(name)} there)"
                 )
     except BaseException:
-        drop(built)
+        drop(built, barriers)
         raise
-    return Group(plan, data, built, on_broken)
+    return Group(plan, data, built, barriers, on_broken)
