@@ -15,7 +15,7 @@ _PREFIXES = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def shared_etcd() -> Iterator[Etcd]:
-    """One that no test stops."""
+    """One that no test stops, and whose history no test cuts."""
     with Etcd() as etcd:
         yield etcd
 
@@ -30,7 +30,7 @@ def cluster(shared_etcd: Etcd, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def own_etcd(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster whose etcd the test may stop."""
+    """A cluster whose etcd the test may stop or compact."""
     with Etcd() as etcd:
         made = Cluster(etcd, "/test/own", tmp_path)
         yield made

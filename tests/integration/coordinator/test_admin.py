@@ -291,7 +291,10 @@ def test_events_of_one_job_only(one: Coordinator, cluster: Cluster) -> None:
     assert {event.job for event in live.events} == {"demo-2"}
 
 
-def test_events_that_are_compacted_away(one: Coordinator, cluster: Cluster) -> None:
+def test_events_that_are_compacted_away(own_etcd: Cluster) -> None:
+    cluster = own_etcd
+    (one,) = cluster.launch("c0")
+    cluster.leader()
     for number in range(5):
         last = cluster.store.commit([], [Put(keys.flags("n0"), b"{}" + b" " * number)])
     cluster.etcd.compact(last)
