@@ -62,12 +62,14 @@ class Leader:
         settings: Settings,
         ask: Ask,
         plan: Callable[[ClusterView, float, Settings], tuple[Action, ...]] = plan,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._guard = guard
         self._settings = settings
         self._ask = ask
         self._plan = plan
+        self._clock = clock
         self._observer = Observer()
         self._listed = False
         self._not_before = 0.0  # or until the watch says more
@@ -83,7 +85,7 @@ class Leader:
 
     def take(self, event: WatchEvent) -> None:
         """Take in what the watch delivers."""
-        now = time.monotonic()
+        now = self._clock()
         if isinstance(event, Listed):
             self._observer.list(event.items, event.revision, now)
             self._listed = True
@@ -119,7 +121,7 @@ class Leader:
         """Take in the answer to a probe, or its absence."""
         log.info("probe of %s (%s): %s, %s", said.node, said.incarnation, *_words(said))
         self._observer.verdict(said.node, said.incarnation, said.verdict, said.detail)
-        self._ask_again[said.node, said.incarnation] = time.monotonic() + self._settings.probe
+        self._ask_again[said.node, said.incarnation] = self._clock() + self._settings.probe
 
     def _report_unreadable(self) -> None:
         now_unreadable = self._observer.unreadable
@@ -138,7 +140,7 @@ class Leader:
         ``no_eviction_before`` is monotonic. Returns the time of an etcd failure, if there was
         one, in monotonic seconds. Raises :class:`Fenced` when the election key is gone.
         """
-        now = time.monotonic()
+        now = self._clock()
         if not self._listed or now < max(self._not_before, self._refused_until):
             return None
         if self._observer.revision < self._awaited:
@@ -175,16 +177,16 @@ class Leader:
                 except StoreRequestError as error:
                     # Too large, say. The other jobs must not wait for this one's repair.
                     log.error("%s: etcd refuses it: %s", subject, error)
-                    self._refused_until = time.monotonic() + _REFUSED
+                    self._refused_until = self._clock() + _REFUSED
         except (GuardFailed, Stale) as error:
             self._overtaken(subject, error)
         except StoreUnavailable as error:
             log.warning("%s: not written: %s", subject, error)
-            self._not_before = time.monotonic() + _BACK_OFF
-            return time.monotonic()
+            self._not_before = self._clock() + _BACK_OFF
+            return self._clock()
         except StoreError as error:
             log.error("%s: not written: %s", subject, error)
-            self._refused_until = time.monotonic() + _REFUSED
+            self._refused_until = self._clock() + _REFUSED
         return None
 
     def _context(self, view: ClusterView) -> Context:
@@ -210,14 +212,14 @@ class Leader:
         for write in transaction.writes:
             self._observer.wrote(write.key, revision)
         self._awaited = max(self._awaited, revision)
-        self._awaited_until = time.monotonic() + _SEEN_WITHIN
+        self._awaited_until = self._clock() + _SEEN_WITHIN
 
     def _overtaken(self, subject: str, error: GuardFailed | Stale) -> None:
         """The world moved on: decide anew once the watch has told how."""
         if isinstance(error, GuardFailed) and self._guard in error.failed:
             raise Fenced(str(error)) from error
         log.info("%s: overtaken, deciding anew: %s", subject, error)
-        self._not_before = time.monotonic() + _BACK_OFF
+        self._not_before = self._clock() + _BACK_OFF
 
     def _revoke(self, action: DeclareDead, view: ClusterView) -> None:
         """End a dead incarnation's lease. It only cleans up, so failing is no harm."""

@@ -11,6 +11,7 @@ import logging
 import math
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -81,10 +82,21 @@ class Leadership:
 
 
 class Controller:
-    """Runs on the thread that calls :meth:`run`, until :meth:`stop`."""
+    """Runs on the thread that calls :meth:`run`, until :meth:`stop`.
+
+    ``prober`` makes the one who asks suspects, ``clock`` gives monotonic seconds.
+    """
 
     def __init__(
-        self, store: Store, candidate: str, value: bytes, settings: Settings, leading: Leadership
+        self,
+        store: Store,
+        candidate: str,
+        value: bytes,
+        settings: Settings,
+        leading: Leadership,
+        *,
+        prober: Callable[[Callable[[Probed], None]], Prober] = Prober,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._candidate = candidate
@@ -92,7 +104,8 @@ class Controller:
         self._settings = settings
         self._leading = leading
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        self._prober = Prober(self._events.put)
+        self._prober = prober(self._events.put)
+        self._clock = clock
         self._term = 0
         self._lease: Lease | None = None
         self._election: Election | None = None
@@ -110,17 +123,18 @@ class Controller:
         """Stand and lead until :meth:`stop`. Losing etcd is waited out."""
         try:
             while not self._stopping:
-                self._turn()
+                self.turn(_WAKE)
         finally:
             self._resign()
             self._prober.close()
 
     # ---- one turn
 
-    def _turn(self) -> None:
-        if self._lease is None and time.monotonic() >= self._stand_at:
+    def turn(self, wait: float) -> None:
+        """Wait so many seconds at most for an event, take in what there is, and act on it."""
+        if self._lease is None and self._clock() >= self._stand_at:
             self._stand()
-        self._take_events()
+        self._take_events(wait)
         if self._stopping or self._leader is None:
             return
         try:
@@ -131,10 +145,9 @@ class Controller:
         if failed_at is not None:
             self._outage(failed_at)
 
-    def _take_events(self) -> None:
-        """Wait for an event, and take in what else is there."""
+    def _take_events(self, wait: float) -> None:
         try:
-            event = self._events.get(timeout=_WAKE)
+            event = self._events.get(timeout=wait)
             for _ in range(_AT_ONCE):
                 self._take(event)
                 event = self._events.get_nowait()
@@ -168,10 +181,10 @@ class Controller:
             case Reconnected():
                 log.info("etcd is back")
                 self._no_eviction_before = -math.inf
-                self._outage(time.monotonic())
+                self._outage(self._clock())
             case LeaseDeadlinePassed():
                 log.warning("the own lease was not renewed in time")
-                self._outage(time.monotonic())
+                self._outage(self._clock())
 
     def _outage(self, seen_at: float) -> None:
         """etcd didn't answer at that time: nodes get the time to renew their leases."""
@@ -188,26 +201,28 @@ class Controller:
             self._events.put(_OfTerm(term, event))
 
         try:
-            self._lease = Lease(self._store, self._settings.lease_ttl, sink)
+            self._lease = self._store.lease(self._settings.lease_ttl, sink)
         except StoreError as error:
             log.warning("no lease to stand for election with: %s", error)
-            self._stand_at = time.monotonic() + _STAND_AGAIN
-            self._outage(time.monotonic())
+            self._stand_at = self._clock() + _STAND_AGAIN
+            self._outage(self._clock())
             return
-        self._election = Election(self._store, self._candidate, self._value, self._lease, sink)
+        self._election = self._store.election(self._candidate, self._value, self._lease, sink)
         self._election.start()
         log.info("standing for election as %s", self._candidate)
 
     def _lead(self, guard: Created) -> None:
         log.info("elected: %s leads from revision %d on", self._candidate, guard.create_revision)
         term = self._term
-        self._leader = Leader(self._store, guard, self._settings, self._prober.probe)
+        self._leader = Leader(
+            self._store, guard, self._settings, self._prober.probe, clock=self._clock
+        )
         self._leading.set(guard)
         if math.isinf(self._no_eviction_before):
             self._no_eviction_before = -math.inf  # an earlier term's watch saw the outage begin
-            self._outage(time.monotonic())
-        self._watch = Watch(
-            self._store, [_EVERYTHING], lambda event: self._events.put(_OfTerm(term, event))
+            self._outage(self._clock())
+        self._watch = self._store.watch(
+            [_EVERYTHING], lambda event: self._events.put(_OfTerm(term, event))
         )
         self._watch.start()
 
@@ -215,7 +230,7 @@ class Controller:
         """Drop everything of this term and stand again."""
         log.warning("%s: %s", "deposed" if self._leader else "out of the election", reason)
         self._drop(revoke=True)
-        self._stand_at = time.monotonic()
+        self._stand_at = self._clock()
 
     def _drop(self, *, revoke: bool) -> None:
         self._leading.set(None)

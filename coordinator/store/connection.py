@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from coordinator.store import keys
 from coordinator.store.calls import Calls, Tls
+from coordinator.store.election import Election, ElectionEvent
 from coordinator.store.errors import (
     Compacted,
     GuardFailed,
@@ -20,8 +21,10 @@ from coordinator.store.errors import (
     StoreRequestError,
     StoreUnavailable,
 )
+from coordinator.store.lease import Lease, LeaseEvent
 from coordinator.store.txn import MAX_OPERATIONS, build, key_value, span
 from coordinator.store.values import Guard, KeyValue, Snapshot, Write, holds
+from coordinator.store.watch import Watch, WatchEvent
 from protos.etcd import kv_pb2, rpc_pb2
 
 _T = TypeVar("_T")
@@ -233,6 +236,22 @@ class Store:
         return self.calls.retried(
             "time_to_live", f"{lease_id:x}", lambda: self.calls.lease.LeaseTimeToLive, request
         ).TTL
+
+    # ---- what goes on: each has a thread of its own
+
+    def watch(self, ranges: Sequence[str], sink: Callable[[WatchEvent], None]) -> Watch:
+        """Return a watch of ``ranges``; its ``start`` begins it."""
+        return Watch(self, ranges, sink)
+
+    def lease(self, ttl: float, sink: Callable[[LeaseEvent], None]) -> Lease:
+        """Grant a lease and keep it alive. Raises :class:`StoreError` if the grant fails."""
+        return Lease(self, ttl, sink)
+
+    def election(
+        self, candidate: str, value: bytes, lease: Lease, sink: Callable[[ElectionEvent], None]
+    ) -> Election:
+        """Return a candidature; its ``start`` begins it."""
+        return Election(self, candidate, value, lease, sink)
 
     # ---- for the streams of this package
 

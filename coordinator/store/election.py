@@ -9,14 +9,17 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coordinator.store import errors, keys
-from coordinator.store.connection import Store
 from coordinator.store.errors import GuardFailed, StoreError
-from coordinator.store.lease import Lease
 from coordinator.store.stream import Backoff
 from coordinator.store.values import Absent, Created, Delete, KeyValue, Put
-from coordinator.store.watch import Changed, Listed, Watch, WatchEvent
+from coordinator.store.watch import Changed, Listed, WatchEvent
+
+if TYPE_CHECKING:
+    from coordinator.store.connection import Store
+    from coordinator.store.lease import Lease
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +170,7 @@ class Election:
         self._events = queue.SimpleQueue()
         if self._closing.is_set():
             return
-        watch = Watch(self._store, list(awaited), self._events.put)
+        watch = self._store.watch(list(awaited), self._events.put)
         watch.start()
         try:
             while not self._closing.is_set():

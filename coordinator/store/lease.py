@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coordinator.store import errors
-from coordinator.store.connection import Store
 from coordinator.store.errors import StoreError
 from coordinator.store.stream import Backoff, Stream, StreamEnded, jittered
 from protos.etcd import rpc_pb2
+
+if TYPE_CHECKING:
+    from coordinator.store.connection import Store
 
 _log = logging.getLogger(__name__)
 _IDLE = 60.0

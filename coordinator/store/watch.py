@@ -8,14 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coordinator.store.assembly import Assembly
-from coordinator.store.connection import Store
 from coordinator.store.errors import StoreError, StoreRequestError, StoreUnavailable
 from coordinator.store.stream import Backoff, Stream, StreamEnded
 from coordinator.store.txn import span
 from coordinator.store.values import KeyValue
 from protos.etcd import kv_pb2, rpc_pb2
+
+if TYPE_CHECKING:
+    from coordinator.store.connection import Store
 
 _log = logging.getLogger(__name__)
 

@@ -64,18 +64,29 @@ class _Done:
 
 
 class Desk:
-    """What this node knows of its own keys. ``sink`` is called on other threads."""
+    """What this node knows of its own keys. ``sink`` is called on other threads.
+
+    ``errands`` makes what runs the errands, ``clock`` gives monotonic seconds.
+    """
 
     def __init__(
-        self, store: Store, node: str, ttl: float, sink: Callable[[DeskEvent], None]
+        self,
+        store: Store,
+        node: str,
+        ttl: float,
+        sink: Callable[[DeskEvent], None],
+        *,
+        errands: Callable[[str, Callable[[ErrandDone], None]], Errands] = Errands,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._node = node
         self._ttl = ttl
         self._sink = sink
         self._orders_desk = OrdersDesk(store, node, sink)
-        self._reads = Errands("etcd-reads", sink)
-        self._writes = Errands("etcd-writes", sink)
+        self._reads = errands("etcd-reads", sink)
+        self._writes = errands("etcd-writes", sink)
+        self._clock = clock
         self._lease: Lease | None = None
         self._create_revision = 0
         self._ack_revisions: dict[str, int] = {}
@@ -117,7 +128,7 @@ class Desk:
 
     def read(self, jobs: frozenset[str]) -> None:
         """Read the orders if something may have changed since they were read."""
-        if self._stale and READ not in self.busy(time.monotonic()):
+        if self._stale and READ not in self.busy(self._clock()):
             self._stale = False
             self._submit(self._reads, READ, lambda: self._orders_desk.read(jobs))
 
@@ -127,7 +138,7 @@ class Desk:
 
     def register(self, record: Node, own: frozenset[str]) -> None:
         """Try to register, unless a try is under way or must wait."""
-        if self._lease is None and REGISTER not in self.busy(time.monotonic()):
+        if self._lease is None and REGISTER not in self.busy(self._clock()):
             self._submit(
                 self._writes,
                 REGISTER,
@@ -136,7 +147,7 @@ class Desk:
 
     def try_again_in(self, seconds: float) -> None:
         """Wait before the next try to register."""
-        self._not_before[REGISTER] = time.monotonic() + seconds
+        self._not_before[REGISTER] = self._clock() + seconds
 
     def carry_out(self, action: Action) -> bool:
         """Carry out a write; whether it was one. It is left out when the lease is gone."""
@@ -176,7 +187,7 @@ class Desk:
             self._submit(
                 self._writes,
                 kind,
-                lambda: _Done(action, self._store.commit(guards, writes), time.monotonic()),
+                lambda: _Done(action, self._store.commit(guards, writes), self._clock()),
             )
 
     def close(self, timeout: float) -> bool:
@@ -217,10 +228,10 @@ class Desk:
             case LeaseRenewed():
                 self.overdue_since = None
             case LeaseDeadlinePassed():
-                self.overdue_since = self.overdue_since or time.monotonic()
+                self.overdue_since = self.overdue_since or self._clock()
                 _log.warning("no renewal of the lease in time: etcd may have given up this node")
             case _:
-                self.overdue_since = self.overdue_since or time.monotonic()
+                self.overdue_since = self.overdue_since or self._clock()
                 self._drop(event.reason, revoke=False)
 
     def errand(self, done: ErrandDone) -> None:
@@ -272,14 +283,14 @@ class Desk:
         if kind == READ:
             self._stale = True
         if isinstance(error, errors.LeaseLost) or self._fenced(error):
-            self.overdue_since = self.overdue_since or time.monotonic()
+            self.overdue_since = self.overdue_since or self._clock()
             self._drop(str(error), revoke=True)
             return
         if isinstance(error, GuardFailed):
             self._stale = True  # an ack that is there already: the next reading shows it
             return
         passing = isinstance(error, StoreUnavailable)
-        self._not_before[kind] = time.monotonic() + (_AGAIN if passing else _AGAIN_LATER)
+        self._not_before[kind] = self._clock() + (_AGAIN if passing else _AGAIN_LATER)
         if kind not in self._failing:
             self._failing.add(kind)
             _log.warning("etcd: %s fails, it is tried again: %s", kind, error)

@@ -136,7 +136,7 @@ class OrdersDesk:
             return
         old, self._watched = self._watch, ranges
         # Its first event is a listing: nothing that changed in between is missed.
-        self._watch = Watch(self._store, ranges, self._sink)
+        self._watch = self._store.watch(ranges, self._sink)
         self._watch.start()
         if old is not None:
             old.close()

@@ -90,7 +90,7 @@ def register(
     else:
         guards.append(Absent(node_key))
 
-    lease = Lease(store, ttl, sink)
+    lease = store.lease(ttl, sink)
     try:
         put = Put(node_key, encode(to_record(record, node_pb2.Node())), lease.id)
         revision = store.commit(guards, [put])
