@@ -96,6 +96,7 @@ def _pull(ask: Any, state: TrackedState, generation: int) -> tuple[float, float,
     result = pull(
         [source],
         state,
+        host="127.0.0.1",
         job="bench",
         generation=generation,
         step=1,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/shards.proto\x12\x0bhotspare.v1\"v\n\x0cShardRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\x0eshard_position\x18\x04 \x01(\x05\x12\x10\n\x08instance\x18\x05 \x01(\t\x12\r\n\x05nonce\x18\x06 \x01(\t\";\n\x0fManifestRequest\x12(\n\x05shard\x18\x01 \x01(\x0b\x32\x19.hotspare.v1.ShardRequest\"Z\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\"e\n\x08Manifest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.hotspare.v1.TensorEntry\x12\x10\n\x08skeleton\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"H\n\x0bPullRequest\x12(\n\x05shard\x18\x01 \x01(\x0b\x32\x19.hotspare.v1.ShardRequest\x12\x0f\n\x07tensors\x18\x02 \x03(\t\"\x07\n\x05\x43hunk2\x84\x01\n\x06Shards\x12\x42\n\x0bGetManifest\x12\x1c.hotspare.v1.ManifestRequest\x1a\x15.hotspare.v1.Manifest\x12\x36\n\x04Pull\x12\x18.hotspare.v1.PullRequest\x1a\x12.hotspare.v1.Chunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/shards.proto\x12\x0bhotspare.v1\"v\n\x0cShardRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\x0eshard_position\x18\x04 \x01(\x05\x12\x10\n\x08instance\x18\x05 \x01(\t\x12\r\n\x05nonce\x18\x06 \x01(\t\";\n\x0fManifestRequest\x12(\n\x05shard\x18\x01 \x01(\x0b\x32\x19.hotspare.v1.ShardRequest\"Z\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\t\"e\n\x08Manifest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12)\n\x07tensors\x18\x02 \x03(\x0b\x32\x18.hotspare.v1.TensorEntry\x12\x10\n\x08skeleton\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"h\n\x0bPullRequest\x12(\n\x05shard\x18\x01 \x01(\x0b\x32\x19.hotspare.v1.ShardRequest\x12\x0f\n\x07tensors\x18\x02 \x03(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\x0c\"\x1d\n\x0cPullResponse\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x32\x89\x01\n\x06Shards\x12\x42\n\x0bGetManifest\x12\x1c.hotspare.v1.ManifestRequest\x1a\x15.hotspare.v1.Manifest\x12;\n\x04Pull\x12\x18.hotspare.v1.PullRequest\x1a\x19.hotspare.v1.PullResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,9 +40,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MANIFEST']._serialized_start=309
   _globals['_MANIFEST']._serialized_end=410
   _globals['_PULLREQUEST']._serialized_start=412
-  _globals['_PULLREQUEST']._serialized_end=484
-  _globals['_CHUNK']._serialized_start=486
-  _globals['_CHUNK']._serialized_end=493
-  _globals['_SHARDS']._serialized_start=496
-  _globals['_SHARDS']._serialized_end=628
+  _globals['_PULLREQUEST']._serialized_end=516
+  _globals['_PULLRESPONSE']._serialized_start=518
+  _globals['_PULLRESPONSE']._serialized_end=547
+  _globals['_SHARDS']._serialized_start=550
+  _globals['_SHARDS']._serialized_end=687
 # @@protoc_insertion_point(module_scope)

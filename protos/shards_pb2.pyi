@@ -148,6 +148,14 @@ class PullRequest(_message.Message):
 
     SHARD_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Where the receiver waits for the connection that carries the bytes, host:port, and what the
+    source says first on it. Then come the bytes of the tensors, and nothing else.
+    """
+    token: _builtins.bytes
+    """16 bytes, drawn for this call"""
     @_builtins.property
     def shard(self) -> Global___ShardRequest: ...
     @_builtins.property
@@ -159,30 +167,33 @@ class PullRequest(_message.Message):
         *,
         shard: Global___ShardRequest | None = ...,
         tensors: _abc.Iterable[_builtins.str] | None = ...,
+        address: _builtins.str = ...,
+        token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "shard", b"shard", "tensors", b"tensors", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
 @_typing.final
-class Chunk(_message.Message):
-    """A piece of a Pull. On the wire it is the raw bytes alone, without a protobuf envelope (a field
-    costs a quarter of the rate); both ends register Pull with an identity (de)serializer.
-    """
-
+class PullResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    BYTES_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """sent"""
     def __init__(
         self,
+        *,
+        bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
+Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015

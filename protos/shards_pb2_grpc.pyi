@@ -35,7 +35,10 @@ class ShardsStub:
     """FAILED_PRECONDITION: not this rank's job, generation, step or instance (any more).
     UNAVAILABLE: not yet.
     """
-    Pull: _grpc.UnaryStreamMultiCallable[_shards_pb2.PullRequest, _shards_pb2.Chunk]
+    Pull: _grpc.UnaryUnaryMultiCallable[_shards_pb2.PullRequest, _shards_pb2.PullResponse]
+    """Answers when all has been sent. The bytes go past gRPC, whose copies halve the rate; the call
+    admits the receiver, says why a stream ended, and notices a dead or frozen peer.
+    """
 
 @_typing.type_check_only
 class ShardsAsyncStub(ShardsStub):
@@ -44,7 +47,10 @@ class ShardsAsyncStub(ShardsStub):
     """FAILED_PRECONDITION: not this rank's job, generation, step or instance (any more).
     UNAVAILABLE: not yet.
     """
-    Pull: _aio.UnaryStreamMultiCallable[_shards_pb2.PullRequest, _shards_pb2.Chunk]  # type: ignore[assignment]
+    Pull: _aio.UnaryUnaryMultiCallable[_shards_pb2.PullRequest, _shards_pb2.PullResponse]  # type: ignore[assignment]
+    """Answers when all has been sent. The bytes go past gRPC, whose copies halve the rate; the call
+    admits the receiver, says why a stream ended, and notices a dead or frozen peer.
+    """
 
 class ShardsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -62,6 +68,9 @@ class ShardsServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _shards_pb2.PullRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_shards_pb2.Chunk], _abc.AsyncIterator[_shards_pb2.Chunk]]: ...
+    ) -> _typing.Union[_shards_pb2.PullResponse, _abc.Awaitable[_shards_pb2.PullResponse]]:
+        """Answers when all has been sent. The bytes go past gRPC, whose copies halve the rate; the call
+        admits the receiver, says why a stream ended, and notices a dead or frozen peer.
+        """
 
 def add_ShardsServicer_to_server(servicer: ShardsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

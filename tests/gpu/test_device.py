@@ -85,6 +85,7 @@ def test_a_pull_lands_in_device_memory() -> None:
         result = pull(
             [Source(node="n", instance="source", address=server.address)],
             ours,
+            host="127.0.0.1",
             job="job",
             generation=2,
             step=3,

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Final, Generic, Protocol, TypeVar
 
 import grpc
 
-from protos import shards_pb2
+from protos import shards_pb2, shards_pb2_grpc
 from workerd.shards.errors import (
     ChecksumError,
     InvalidManifest,
@@ -26,16 +26,15 @@ from workerd.shards.manifest import validate
 from workerd.shards.memory import Writer
 from workerd.shards.receive import Destination
 from workerd.shards.state import TrackedState
-from workerd.shards.wire import MANIFEST_METHOD, OPTIONS, PULL_METHOD, ShardIdentity
+from workerd.shards.stream import GLANCE, Incoming, Listener
+from workerd.shards.wire import OPTIONS, ShardIdentity
 
 _log = logging.getLogger(__name__)
 
-_GLANCE: Final = 0.02
-"""Seconds between two looks at the stop event."""
-_AHEAD: Final = 2
-"""Messages received ahead of the one that is being written and summed."""
-_PATIENCE: Final = 10.0
-"""Seconds without a message after which a stream is given up."""
+R = TypeVar("R")
+
+_LAST_WORD: Final = 1.0
+"""Seconds that a source has to say why its stream has ended."""
 _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.5
 _MOST_BAD: Final = 3
@@ -87,6 +86,7 @@ def pull(
     sources: Sequence[Source],
     state: TrackedState,
     *,
+    host: str,
     job: str,
     generation: int,
     step: int,
@@ -97,6 +97,7 @@ def pull(
 ) -> PullResult:
     """Receive state `step` from one of `sources` and load it, within `timeout` seconds.
 
+    `host` is this rank's address as the sources reach it: they connect to it to send the bytes.
     Until it returns, what is tracked is torn and must be served or used by nobody. Raises a
     ShardError: Mismatch when the state does not fit, PullAborted soon after `stop` is set,
     SourceRefused, ChecksumError or PullTimeout when no source was left that could deliver.
@@ -104,7 +105,7 @@ def pull(
     if not sources:
         raise NoSource(f"no source for shard position {shard_position} of {job}")
     wanted = ShardIdentity(job, generation, step, shard_position, "", nonce)
-    return _Pull(list(sources), wanted, state, time.monotonic() + timeout, stop).run()
+    return _Pull(list(sources), wanted, state, host, time.monotonic() + timeout, stop).run()
 
 
 class _Pull:
@@ -113,12 +114,14 @@ class _Pull:
         sources: list[Source],
         wanted: ShardIdentity,
         state: TrackedState,
+        host: str,
         deadline: float,
         stop: threading.Event,
     ) -> None:
         self._sources = sources
         self._wanted = wanted
         self._state = state
+        self._host = host
         self._deadline = deadline
         self._stop = stop
         self._arrived: dict[str, str] = {}
@@ -165,7 +168,8 @@ class _Pull:
             source.address, options=[*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
         )
         try:
-            manifest = self._manifest(channel, identity)
+            stub = shards_pb2_grpc.ShardsStub(channel)
+            manifest = self._manifest(stub, identity)
             if source.initial_digest and source.initial_digest != manifest.digest:
                 raise _WrongBytes(f"its digest is not {source.initial_digest}")
             try:
@@ -178,7 +182,7 @@ class _Pull:
                 for entry in manifest.tensors
                 if self._arrived.get(entry.name) != entry.checksum
             ]
-            self._tensors(channel, identity, destination, missing)
+            self._tensors(stub, identity, destination, missing)
             destination.load()
             return manifest.digest
         finally:
@@ -193,30 +197,18 @@ class _Pull:
             self._digest = manifest.digest
         return self._destination
 
-    def _manifest(self, channel: grpc.Channel, identity: ShardIdentity) -> shards_pb2.Manifest:
-        ask = channel.unary_unary(
-            MANIFEST_METHOD,
-            request_serializer=shards_pb2.ManifestRequest.SerializeToString,
-            response_deserializer=shards_pb2.Manifest.FromString,
-        )
-        call = ask.future(
-            shards_pb2.ManifestRequest(shard=identity.request()), timeout=self._left()
-        )
-        done = threading.Event()
-        call.add_done_callback(lambda _: done.set())
-        try:
-            while not done.wait(_GLANCE):
+    def _manifest(
+        self, stub: shards_pb2_grpc.ShardsStub, identity: ShardIdentity
+    ) -> shards_pb2.Manifest:
+        request = shards_pb2.ManifestRequest(shard=identity.request())
+        with _calling(stub.GetManifest.future(request, timeout=self._left())) as call:
+            while not call.over.wait(GLANCE):
                 self._glance()
-            answer: shards_pb2.Manifest = call.result()
-            return answer
-        except grpc.RpcError as error:
-            raise _reason(error) from error
-        finally:
-            call.cancel()
+            return call.answer()
 
     def _tensors(
         self,
-        channel: grpc.Channel,
+        stub: shards_pb2_grpc.ShardsStub,
         identity: ShardIdentity,
         destination: Destination,
         missing: list[shards_pb2.TensorEntry],
@@ -225,33 +217,56 @@ class _Pull:
             return
         for entry in missing:
             self._arrived.pop(entry.name, None)
-        ask: grpc.UnaryStreamMultiCallable[shards_pb2.PullRequest, bytes] = channel.unary_stream(
-            PULL_METHOD, request_serializer=shards_pb2.PullRequest.SerializeToString
-        )
-        request = shards_pb2.PullRequest(
-            shard=identity.request(), tensors=[entry.name for entry in missing]
-        )
-        stream = _Stream(ask(request, timeout=self._left()))
-        wrong: list[str] = []
-        message, taken = b"", 0
         try:
-            for entry in missing:
-                writer = Writer(destination.tensors[entry.name])
-                while writer.filled < writer.size:
-                    if taken == len(message):
-                        message, taken = stream.next(self._glance), 0
-                        self._bytes += len(message)
-                    taken += writer.write(message, taken)
-                if writer.finish() == entry.checksum:
-                    self._arrived[entry.name] = entry.checksum
-                else:
-                    wrong.append(entry.name)
-        finally:
-            stream.close()
+            listener = Listener(self._host)
+        except OSError as error:
+            raise _TryAgain(f"cannot listen on {self._host}: {error}") from error
+        with listener:
+            request = shards_pb2.PullRequest(
+                shard=identity.request(),
+                tensors=[entry.name for entry in missing],
+                address=listener.address,
+                token=listener.token,
+            )
+            with _calling(stub.Pull.future(request, timeout=self._left())) as call:
+
+                def glance() -> None:
+                    self._glance()
+                    if call.over.is_set():
+                        call.answer()  # why nothing comes
+
+                try:
+                    with closing(listener.accept(glance)) as stream:
+                        self._receive(stream, destination, missing, glance)
+                except OSError as error:
+                    # The call knows better.
+                    deadline = time.monotonic() + _LAST_WORD
+                    while time.monotonic() < deadline and not call.over.wait(GLANCE):
+                        glance()
+                    glance()
+                    raise _TryAgain(str(error)) from error
+
+    def _receive(
+        self,
+        stream: Incoming,
+        destination: Destination,
+        missing: list[shards_pb2.TensorEntry],
+        glance: Callable[[], None],
+    ) -> None:
+        wrong: list[str] = []
+        for entry in missing:
+            writer = Writer(destination.tensors[entry.name])
+            while writer.filled < writer.size:
+                self._glance()
+                size = stream.read(writer.space(), glance)
+                writer.taken(size)
+                self._bytes += size
+            if writer.finish() == entry.checksum:
+                self._arrived[entry.name] = entry.checksum
+            else:
+                wrong.append(entry.name)
         if wrong:
             raise _WrongBytes(f"wrong checksum: {wrong[0]}, {len(wrong)} in all")
-        if taken < len(message):
-            raise _WrongBytes("more bytes than the manifest lists")
 
     def _glance(self) -> None:
         if self._stop.is_set():
@@ -268,46 +283,28 @@ class _Pull:
         self._glance()
 
 
-class _Stream:
-    """The messages of a Pull, received ahead by a thread of its own."""
+class _Call(Generic[R]):
+    """A call in progress."""
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._messages: queue.Queue[bytes | Exception] = queue.Queue(_AHEAD)
-        self._thread = threading.Thread(target=self._receive, name="shards-pull", daemon=True)
-        self._thread.start()
+    def __init__(self, future: grpc.Future[R]) -> None:
+        self._future = future
+        self.over = threading.Event()
+        future.add_done_callback(lambda _: self.over.set())
 
-    def _receive(self) -> None:
+    def answer(self) -> R:
+        """What it answered; raises what the source said instead. Once it is over."""
         try:
-            for message in self._call:
-                self._messages.put(message)
-            self._messages.put(_TryAgain("the stream ended early"))
+            return self._future.result()
         except grpc.RpcError as error:
-            self._messages.put(_reason(error))
+            raise _reason(error) from error
 
-    def next(self, glance: Callable[[], None]) -> bytes:
-        """The next message; `glance` is called while none comes. Raises what ended the stream."""
-        patience = time.monotonic() + _PATIENCE
-        while True:
-            glance()
-            try:
-                message = self._messages.get(timeout=_GLANCE)
-            except queue.Empty:
-                if time.monotonic() > patience:
-                    raise _TryAgain("the stream stalled") from None
-                continue
-            if isinstance(message, Exception):
-                raise message
-            return message
 
-    def close(self) -> None:
-        """Cancel what has not come and wait for the thread."""
-        self._call.cancel()
-        while self._thread.is_alive():
-            try:
-                self._messages.get_nowait()  # makes room for the thread's last word
-            except queue.Empty:
-                self._thread.join(0.001)
+@contextmanager
+def _calling(future: grpc.Future[R]) -> Iterator[_Call[R]]:
+    try:
+        yield _Call(future)
+    finally:
+        future.cancel()
 
 
 def _join(last: Mapping[str, str]) -> str:

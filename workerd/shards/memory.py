@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from workerd.shards.checksum import BLOCK, DEVICE_STEP, Checksum
+from workerd.shards.checksum import DEVICE_STEP, Checksum
 
 PIECE: Final = 2 << 20
 """Bytes staged at once where a tensor's memory cannot be used as it lies."""
@@ -86,7 +86,12 @@ def host_view(flat: torch.Tensor) -> memoryview:
     """The memory of a flat uint8 tensor on the host; the caller keeps the tensor alive."""
     if not flat.numel():
         return memoryview(b"")
-    return memoryview((ctypes.c_char * flat.numel()).from_address(flat.data_ptr())).cast("B")
+    return host_memory(flat.data_ptr(), flat.numel())
+
+
+def host_memory(address: int, size: int) -> memoryview:
+    """`size` bytes at `address`; the caller keeps what they belong to alive."""
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 def checksum(tensor: torch.Tensor, check: Callable[[], None] | None = None) -> str:
@@ -133,39 +138,30 @@ class Writer:
             self._part: torch.Tensor | None = None
             self._staged = 0
 
-    def write(self, data: bytes, start: int) -> int:
-        """Take from data[start:] what this tensor still lacks; returns the bytes taken."""
-        size = min(len(data) - start, self.size - self.filled)
+    def space(self) -> memoryview:
+        """Memory for the next bytes, not empty; it holds until they are `taken`."""
         if self._direct:
-            # A foreign call: other threads receive while the bytes are copied.
-            source = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-            ctypes.memmove(self._address + self.filled, source + start, size)
-            self.filled += size
-            ready = self.filled - self.filled % BLOCK
-            if ready > self._summed:
-                self._checksum.update_at(self._address + self._summed, ready - self._summed)
-                self._summed = ready
-            return size
-        done = 0
-        while done < size:
-            done += self._stage(data, start + done, size - done)
-        self.filled += size
-        return size
-
-    def _stage(self, data: bytes, start: int, size: int) -> int:
+            # Up to where the next sum is due.
+            end = min(self.size, self._summed + PIECE)
+            return host_memory(self._address + self.filled, end - self.filled)
         if self._part is None:
             self._part = next(self._parts)
-        wanted = nbytes(self._part)
-        size = min(size, wanted - self._staged)
-        host_view(self._staging)[self._staged : self._staged + size] = memoryview(data)[
-            start : start + size
-        ]
+        return host_view(self._staging)[self._staged : nbytes(self._part)]
+
+    def taken(self, size: int) -> None:
+        """The first `size` bytes of `space` are there."""
+        self.filled += size
+        if self._direct:
+            if self.filled - self._summed == PIECE:
+                self._checksum.update_at(self._address + self._summed, PIECE)
+                self._summed = self.filled
+            return
         self._staged += size
-        if self._staged == wanted:
-            part, self._part, self._staged = self._part, None, 0
+        part = self._part
+        if part is not None and self._staged == nbytes(part):
+            self._part, self._staged = None, 0
             # Blocking: the staging buffer is filled again at once.
-            part.copy_(self._staging[:wanted].view(part.dtype).view(part.shape))
-        return size
+            part.copy_(self._staging[: nbytes(part)].view(part.dtype).view(part.shape))
 
     def finish(self) -> str:
         """The checksum of the tensor as it now lies in memory."""

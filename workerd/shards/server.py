@@ -10,20 +10,21 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import grpc
 
-from protos import shards_pb2
+from protos import shards_pb2, shards_pb2_grpc
 from workerd.shards.errors import Ended, ReadersRemain
 from workerd.shards.manifest import Served
-from workerd.shards.memory import host_runs, nbytes
-from workerd.shards.wire import CHUNK, OPTIONS, ShardIdentity
+from workerd.shards.memory import PIECE, host_runs, nbytes
+from workerd.shards.stream import TOKEN_BYTES, Outgoing
+from workerd.shards.wire import OPTIONS, ShardIdentity
 
 _CALLS: Final = 8
 """Calls at once. More would only share the same link; they are asked to come again."""
 _SMALL: Final = 64 << 10
-"""Tensors up to this size travel together in one message."""
+"""Tensors up to this size are gathered, and sent together."""
 
 
 class _Offer:
@@ -35,9 +36,10 @@ class _Offer:
         self.ended = False
         self.readers = 0
         self.calls: set[grpc.ServicerContext] = set()
+        self.streams: set[Outgoing] = set()
 
 
-class ShardServer:
+class ShardServer(shards_pb2_grpc.ShardsServicer):
     """One gRPC server on a port of its own; thread-safe."""
 
     def __init__(self, host: str) -> None:
@@ -53,7 +55,7 @@ class ShardServer:
             options=[*OPTIONS, ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=_CALLS,
         )
-        self._server.add_generic_rpc_handlers((_handlers(self),))
+        shards_pb2_grpc.add_ShardsServicer_to_server(self, self._server)
         try:
             port = self._server.add_insecure_port(f"{host}:0")
         except RuntimeError as error:
@@ -91,6 +93,8 @@ class ShardServer:
                 return
             offer.ended = True
             calls = list(offer.calls)
+            for stream in offer.streams:
+                stream.shut()
         for call in calls:
             call.cancel()
         with self._changed:
@@ -112,10 +116,9 @@ class ShardServer:
         self._server.stop(None).wait()
         self._pool.shutdown()
 
-    def get_manifest(
+    def GetManifest(
         self, request: shards_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> shards_pb2.Manifest:
-        """The handler of GetManifest."""
         offer = self._admit(request.shard, context)
         try:
             with self._reading(offer):
@@ -125,43 +128,84 @@ class ShardServer:
         finally:
             self._leave(offer, context)
 
-    def pull(
+    def Pull(
         self, request: shards_pb2.PullRequest, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        """The handler of Pull."""
+    ) -> shards_pb2.PullResponse:
         offer = self._admit(request.shard, context)
         try:
-            names = request.tensors or list(offer.served.tensors)
+            names = list(request.tensors or offer.served.tensors)
             unknown = [name for name in names if name not in offer.served.tensors]
             if unknown:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no such tensor: {unknown[0]}")
-            yield from self._chunks(offer, list(names))
+            if len(request.token) != TOKEN_BYTES:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not {TOKEN_BYTES} bytes of token")
+            with self._stream(offer, request, context) as stream:
+                return shards_pb2.PullResponse(bytes=self._send(offer, names, stream))
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except OSError as error:
+            if not offer.ended:
+                context.abort(
+                    grpc.StatusCode.UNAVAILABLE, f"the stream to {request.address!r}: {error}"
+                )
+            _refuse(context)
         except Ended:
             _refuse(context)
         finally:
             self._leave(offer, context)
 
-    def _chunks(self, offer: _Offer, names: list[str]) -> Iterator[bytes]:
-        small = bytearray()
+    @contextmanager
+    def _stream(
+        self, offer: _Offer, request: shards_pb2.PullRequest, context: grpc.ServicerContext
+    ) -> Iterator[Outgoing]:
+        """The connection to a receiver. It ends with the call, and with the offer."""
+        stream = Outgoing(request.address, request.token)
+        with self._changed:
+            offer.streams.add(stream)
+
+        def shut() -> None:
+            with self._changed:
+                if stream in offer.streams:  # else its descriptor may be somebody else's by now
+                    stream.shut()
+
+        try:
+            if offer.ended or not context.add_callback(shut):
+                raise Ended(str(offer.identity))
+            yield stream
+        finally:
+            with self._changed:
+                offer.streams.discard(stream)
+            stream.close()
+
+    def _send(self, offer: _Offer, names: list[str], stream: Outgoing) -> int:
+        small, sent = bytearray(), 0
         for name in names:
             tensor = offer.served.tensors[name]
-            if small and (nbytes(tensor) > _SMALL or len(small) + nbytes(tensor) > CHUNK):
-                yield bytes(small)
-                small.clear()
-            runs = host_runs(tensor, CHUNK)
+            size = nbytes(tensor)
+            if small and (size > _SMALL or len(small) + size > PIECE):
+                sent += self._pass(offer, small, stream)
+                small = bytearray()
+            runs = host_runs(tensor, PIECE)
             while True:
-                # A reader is in the memory only here, never while it waits for the network.
                 with self._reading(offer):
                     run = next(runs, None)
                     if run is None:
                         break
-                    if nbytes(tensor) <= _SMALL:
+                    if size <= _SMALL:
                         small += run
                         continue
-                    chunk = bytes(run)
-                yield chunk
-        if small:
-            yield bytes(small)
+                sent += self._pass(offer, run, stream)
+        return sent + self._pass(offer, small, stream)
+
+    def _pass(self, offer: _Offer, run: bytearray | memoryview, stream: Outgoing) -> int:
+        left = memoryview(run)
+        while left:
+            # A reader is in the memory only here, never while it waits for the network.
+            with self._reading(offer):
+                left = left[stream.offer(left) :]
+            if left:
+                stream.wait()
+        return len(run)
 
     @contextmanager
     def _reading(self, offer: _Offer) -> Iterator[None]:
@@ -210,20 +254,3 @@ def _refuse(context: grpc.ServicerContext) -> NoReturn:
         "not this rank's job, generation, step, shard position or instance",
     )
     raise AssertionError("abort returned")
-
-
-def _handlers(server: ShardServer) -> Any:
-    return grpc.method_handlers_generic_handler(
-        "hotspare.v1.Shards",
-        {
-            "GetManifest": grpc.unary_unary_rpc_method_handler(
-                server.get_manifest,
-                request_deserializer=shards_pb2.ManifestRequest.FromString,
-                response_serializer=shards_pb2.Manifest.SerializeToString,
-            ),
-            # No serializer: the messages are the raw bytes.
-            "Pull": grpc.unary_stream_rpc_method_handler(
-                server.pull, request_deserializer=shards_pb2.PullRequest.FromString
-            ),
-        },
-    )

@@ -8,12 +8,6 @@ from typing import Final
 
 from protos import shards_pb2
 
-CHUNK: Final = 2 << 20
-"""Bytes in one message of a Pull, at most."""
-
-MANIFEST_METHOD: Final = "/hotspare.v1.Shards/GetManifest"
-PULL_METHOD: Final = "/hotspare.v1.Shards/Pull"
-
 _MOST_BYTES: Final = 256 << 20  # a manifest of a million tensors
 OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", _MOST_BYTES),
@@ -29,8 +23,6 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     # A connection that is not answered is given up as soon.
     ("grpc.initial_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    # Frames of the default 16 KiB cost more than the copying.
-    ("grpc.http2.max_frame_size", (1 << 24) - 1),
 ]
 
 

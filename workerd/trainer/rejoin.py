@@ -54,6 +54,7 @@ def pull_state(session: Session, restore: Restore) -> Pull | None:
             result = pull(
                 list(restore.sources),
                 session.tracked,
+                host=session.welcome.data_address,
                 job=session.welcome.job,
                 generation=generation,
                 step=restore.resume_step,

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -21,6 +22,7 @@ from protos import membership_pb2
 from workerd.shards.client import PullResult, pull
 from workerd.shards.errors import ShardError
 from workerd.shards.state import TrackedState
+from workerd.shards.stream import Listener
 from workerd.shards.wire import ShardIdentity
 
 WAIT = 60.0
@@ -73,6 +75,7 @@ def receive(
     **changes: Any,
 ) -> PullResult:
     wanted: dict[str, Any] = {
+        "host": "127.0.0.1",
         "job": "job",
         "generation": 1,
         "step": 2,
@@ -128,28 +131,34 @@ class Process:
 
 
 class Proxy:
-    """A network before a source. What is bad about it strikes the first connection alone."""
+    """A network before the receivers. What is bad about it strikes the first connection alone."""
 
     def __init__(
         self,
-        target: str,
+        monkeypatch: pytest.MonkeyPatch,
         *,
         flip_at: int | None = None,
         cut_at: int | None = None,
         hold_at: int | None = None,
     ) -> None:
-        """Of what comes from the source: a byte to change, where to cut, where to stop passing."""
-        host, port = target.rsplit(":", 1)
-        self._target = (host, int(port))
+        """Of what a source sends: a byte to change, where to cut, where to stop passing."""
         self._flip_at, self._cut_at, self._hold_at = flip_at, cut_at, hold_at
         self.held = threading.Event()
         self.release = threading.Event()
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._target = ("", 0)
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
+        monkeypatch.setattr("workerd.shards.client.Listener", self._listen)
+
+    def _listen(self, host: str) -> Listener:
+        listener = Listener(host)
+        self._target = (host, int(listener.address.rpartition(":")[2]))
+        listener.address = self._address
+        return listener
 
     def _start(self, work: Any, *arguments: Any) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
@@ -170,8 +179,8 @@ class Proxy:
                 client.close()
                 continue
             self._open += [client, server]
-            self._start(self._pump, client, server, False)
-            self._start(self._pump, server, client, bad)
+            self._start(self._pump, client, server, bad)
+            self._start(self._pump, server, client, False)
 
     def _pump(self, origin: socket.socket, target: socket.socket, bad: bool) -> None:
         passed = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,9 @@ from tests.integration.shards.support import (
 )
 from workerd.shards.errors import Ended, PullAborted, ReadersRemain, SourceRefused
 from workerd.shards.manifest import Served
+from workerd.shards.memory import host_view
 from workerd.shards.server import ShardServer
+from workerd.shards.stream import Listener, Outgoing
 
 
 class _Blocking(Served):
@@ -45,19 +47,20 @@ class _Blocking(Served):
 
 
 class _Stalling(ShardServer):
-    """A source that lives, but sends nothing after its first message until it may."""
+    """A source that lives, but sends nothing after its first piece until it may."""
 
     def __init__(self, host: str) -> None:
         super().__init__(host)
+        self.sent = 0
         self.stalled = threading.Event()
         self.go_on = threading.Event()
 
-    def _chunks(self, offer: Any, names: list[str]) -> Iterator[bytes]:
-        for index, chunk in enumerate(super()._chunks(offer, names)):
-            if index:
-                self.stalled.set()
-                assert self.go_on.wait(WAIT)
-            yield chunk
+    def _pass(self, offer: Any, run: bytearray | memoryview, stream: Outgoing) -> int:
+        if self.sent:
+            self.stalled.set()
+            assert self.go_on.wait(WAIT)
+        self.sent += super()._pass(offer, run, stream)
+        return 0
 
     def close(self) -> None:
         self.go_on.set()
@@ -71,12 +74,11 @@ def test_the_stop_event_ends_a_pull_whatever_the_source_does() -> None:
         stalling.offer(identity(), there.serve(2))
         thread, answers = in_thread(lambda: receive(here, source(stalling.address), stop=stop))
         assert stalling.stalled.wait(WAIT)
-        thread.join(0.5)  # now it waits for the next message
+        thread.join(0.5)  # now it waits for the next piece
         stop.set()
         thread.join(8)  # less than the patience with a stalled stream
         assert not thread.is_alive()
     assert isinstance(answers[0], PullAborted)
-    assert not [t for t in threading.enumerate() if t.name == "shards-pull"]
 
 
 def test_the_stop_event_ends_the_wait_for_a_manifest_and_for_what_is_not_yet(
@@ -100,19 +102,25 @@ def test_nothing_is_read_after_the_end(server: ShardServer) -> None:
     server.offer(identity(), build(0, *MEDIUM).serve(2))
     offer = server._offer
     assert offer is not None
-    chunks = server._chunks(offer, list(offer.served.tensors))
-    next(chunks)
-    server.end(1, WAIT)
-    with pytest.raises(Ended):
-        next(chunks)
+    run = host_view(next(iter(offer.served.tensors.values())).view(-1).view(torch.uint8))
+    with (
+        Listener("127.0.0.1") as listener,
+        closing(stream := Outgoing(listener.address, listener.token)),
+    ):
+        assert server._pass(offer, run[:100], stream) == 100
+        server.end(1, WAIT)
+        with pytest.raises(Ended):
+            server._pass(offer, run[:100], stream)
 
 
-def test_the_end_of_a_generation_ends_its_streams(server: ShardServer) -> None:
+def test_the_end_of_a_generation_ends_its_streams(
+    monkeypatch: pytest.MonkeyPatch, server: ShardServer
+) -> None:
     there, here = build(0, *MEDIUM, 2), build(1, *MEDIUM)
     server.offer(identity(), there.serve(2))
-    proxy = Proxy(server.address, hold_at=6_000_000)
+    proxy = Proxy(monkeypatch, hold_at=6_000_000)
     with closing(proxy):
-        thread, answers = in_thread(lambda: receive(here, source(proxy.address)))
+        thread, answers = in_thread(lambda: receive(here, source(server.address)))
         assert proxy.held.wait(WAIT)
         server.end(1, WAIT)
         with torch.no_grad():

@@ -8,7 +8,8 @@ import random
 import pytest
 import torch
 
-from workerd.shards.memory import PIECE, Writer, checksum, host_runs, nbytes
+from tests.unit.shards.objects import put
+from workerd.shards.memory import PIECE, Writer, checksum, host_runs
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -64,9 +65,7 @@ def test_bytes_are_the_elements_in_c_order_however_they_lie(
         assert checksum(laid) == checksum(tensor), name
         target = torch.empty_strided(laid.shape, laid.stride(), dtype=laid.dtype)
         writer = Writer(target)
-        taken = 0
-        while writer.filled < writer.size:
-            taken += writer.write(plain, taken)
+        put(writer, plain)
         assert _read(target) == plain, name
         assert writer.finish() == checksum(tensor), name
 
@@ -88,16 +87,15 @@ def test_pieces_of_any_size_are_written_in_place(shape: tuple[int, ...]) -> None
         writer = Writer(target)
         start = 0
         while start < len(plain):
-            message = plain[start : start + draw.randrange(1, 3 * PIECE)]
-            taken = writer.write(message, 0)
-            assert taken == len(message)
-            start += taken
+            piece = plain[start : start + draw.randrange(1, 3 * PIECE)]
+            put(writer, piece)
+            start += len(piece)
         assert torch.equal(target, tensor), name
         assert writer.finish() == checksum(tensor), name
 
 
-def test_a_writer_takes_no_more_than_its_tensor_lacks() -> None:
-    target = torch.zeros(4, dtype=torch.int64)
-    writer = Writer(target)
-    assert writer.write(b"x" * 100, 10) == nbytes(target)
-    assert writer.write(b"x" * 100, 0) == 0
+def test_a_writer_asks_for_no_more_than_its_tensor_lacks() -> None:
+    writer = Writer(torch.zeros(4, dtype=torch.int64))
+    assert len(writer.space()) == 32
+    writer.taken(30)
+    assert len(writer.space()) == 2
