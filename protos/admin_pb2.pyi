@@ -256,6 +256,262 @@ class StopJobResponse(_message.Message):
 Global___StopJobResponse: _TypeAlias = StopJobResponse  # noqa: Y015
 
 @_typing.final
+class CordonNodeRequest(_message.Message):
+    """What an operator changes about a node or a job, each for itself. Repeating a change is no error."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    reason: _builtins.str
+    dry_run: _builtins.bool
+    """write nothing, answer with the plan"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "node", b"node", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonNodeRequest: _TypeAlias = CordonNodeRequest  # noqa: Y015
+
+@_typing.final
+class UncordonNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    dry_run: _builtins.bool
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonNodeRequest: _TypeAlias = UncordonNodeRequest  # noqa: Y015
+
+@_typing.final
+class PauseRecoveryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    reason: _builtins.str
+    dry_run: _builtins.bool
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "job", b"job", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRecoveryRequest: _TypeAlias = PauseRecoveryRequest  # noqa: Y015
+
+@_typing.final
+class ResumeRecoveryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    dry_run: _builtins.bool
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRecoveryRequest: _TypeAlias = ResumeRecoveryRequest  # noqa: Y015
+
+@_typing.final
+class PlannedAction(_message.Message):
+    """What the planner would do at this moment, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """probe, death, generation, free, spare, or wait (nothing can be done now) and blocked (it can't
+    go on by itself)
+    """
+    job: _builtins.str
+    node: _builtins.str
+    what: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        job: _builtins.str = ...,
+        node: _builtins.str = ...,
+        what: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "kind", b"kind", "node", b"node", "reason", b"reason", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedAction: _TypeAlias = PlannedAction  # noqa: Y015
+
+@_typing.final
+class ChangeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """at which it stands so; of a dry run: that the plan was made from"""
+    changed: _builtins.bool
+    """false: it stood so before"""
+    @_builtins.property
+    def plan(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedAction]:
+        """of a dry run: what would be done now, and isn't done without"""
+
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+        changed: _builtins.bool = ...,
+        plan: _abc.Iterable[Global___PlannedAction] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "plan", b"plan", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeResponse: _TypeAlias = ChangeResponse  # noqa: Y015
+
+@_typing.final
+class ExplainJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainJobRequest: _TypeAlias = ExplainJobRequest  # noqa: Y015
+
+@_typing.final
+class NodeNote(_message.Message):
+    """What stands against a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    place: _builtins.str
+    """slot 3, spare, or free"""
+    note: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        place: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "note", b"note", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeNote: _TypeAlias = NodeNote  # noqa: Y015
+
+@_typing.final
+class ExplainJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    RECOVERY_PAUSED_FIELD_NUMBER: _builtins.int
+    ACTIONS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    revision: _builtins.int
+    recovery_paused: _builtins.str
+    """why; empty when it isn't"""
+    @_builtins.property
+    def status(self) -> _job_pb2.JobStatus: ...
+    @_builtins.property
+    def generation(self) -> _membership_pb2.Generation: ...
+    @_builtins.property
+    def actions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedAction]:
+        """empty: there is nothing to do"""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeNote]:
+        """of the job's nodes and of free ones"""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        status: _job_pb2.JobStatus | None = ...,
+        generation: _membership_pb2.Generation | None = ...,
+        recovery_paused: _builtins.str = ...,
+        actions: _abc.Iterable[Global___PlannedAction] | None = ...,
+        nodes: _abc.Iterable[Global___NodeNote] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "generation", b"generation", "job", b"job", "nodes", b"nodes", "recovery_paused", b"recovery_paused", "revision", b"revision", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainJobResponse: _TypeAlias = ExplainJobResponse  # noqa: Y015
+
+@_typing.final
 class ListNodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

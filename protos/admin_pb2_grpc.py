@@ -59,6 +59,31 @@ class AdminStub(object):
                 request_serializer=protos_dot_admin__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.CordonNode = channel.unary_unary(
+                '/hotspare.v1.Admin/CordonNode',
+                request_serializer=protos_dot_admin__pb2.CordonNodeRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
+                _registered_method=True)
+        self.UncordonNode = channel.unary_unary(
+                '/hotspare.v1.Admin/UncordonNode',
+                request_serializer=protos_dot_admin__pb2.UncordonNodeRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
+                _registered_method=True)
+        self.PauseRecovery = channel.unary_unary(
+                '/hotspare.v1.Admin/PauseRecovery',
+                request_serializer=protos_dot_admin__pb2.PauseRecoveryRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
+                _registered_method=True)
+        self.ResumeRecovery = channel.unary_unary(
+                '/hotspare.v1.Admin/ResumeRecovery',
+                request_serializer=protos_dot_admin__pb2.ResumeRecoveryRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
+                _registered_method=True)
+        self.ExplainJob = channel.unary_unary(
+                '/hotspare.v1.Admin/ExplainJob',
+                request_serializer=protos_dot_admin__pb2.ExplainJobRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ExplainJobResponse.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/hotspare.v1.Admin/WatchEvents',
                 request_serializer=protos_dot_admin__pb2.WatchEventsRequest.SerializeToString,
@@ -99,6 +124,39 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CordonNode(self, request, context):
+        """The node takes no new place; what it has it keeps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UncordonNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseRecovery(self, request, context):
+        """Nothing is decided for the job but its end: nobody is declared dead or replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRecovery(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainJob(self, request, context):
+        """What the leader does for a job now, or why it doesn't.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -132,6 +190,31 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=protos_dot_admin__pb2.ListNodesRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'CordonNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.CordonNode,
+                    request_deserializer=protos_dot_admin__pb2.CordonNodeRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
+            ),
+            'UncordonNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UncordonNode,
+                    request_deserializer=protos_dot_admin__pb2.UncordonNodeRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
+            ),
+            'PauseRecovery': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRecovery,
+                    request_deserializer=protos_dot_admin__pb2.PauseRecoveryRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
+            ),
+            'ResumeRecovery': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRecovery,
+                    request_deserializer=protos_dot_admin__pb2.ResumeRecoveryRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
+            ),
+            'ExplainJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainJob,
+                    request_deserializer=protos_dot_admin__pb2.ExplainJobRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ExplainJobResponse.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -274,6 +357,141 @@ class Admin(object):
             '/hotspare.v1.Admin/ListNodes',
             protos_dot_admin__pb2.ListNodesRequest.SerializeToString,
             protos_dot_admin__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CordonNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/CordonNode',
+            protos_dot_admin__pb2.CordonNodeRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UncordonNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/UncordonNode',
+            protos_dot_admin__pb2.UncordonNodeRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRecovery(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/PauseRecovery',
+            protos_dot_admin__pb2.PauseRecoveryRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRecovery(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/ResumeRecovery',
+            protos_dot_admin__pb2.ResumeRecoveryRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/ExplainJob',
+            protos_dot_admin__pb2.ExplainJobRequest.SerializeToString,
+            protos_dot_admin__pb2.ExplainJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,14 @@ class AdminStub:
     ListJobs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListJobsRequest, _admin_pb2.ListJobsResponse]
     StopJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StopJobRequest, _admin_pb2.StopJobResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
+    CordonNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CordonNodeRequest, _admin_pb2.ChangeResponse]
+    """The node takes no new place; what it has it keeps."""
+    UncordonNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UncordonNodeRequest, _admin_pb2.ChangeResponse]
+    PauseRecovery: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseRecoveryRequest, _admin_pb2.ChangeResponse]
+    """Nothing is decided for the job but its end: nobody is declared dead or replaced."""
+    ResumeRecovery: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeRecoveryRequest, _admin_pb2.ChangeResponse]
+    ExplainJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainJobRequest, _admin_pb2.ExplainJobResponse]
+    """What the leader does for a job now, or why it doesn't."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.Event]
 
 @_typing.type_check_only
@@ -46,6 +54,14 @@ class AdminAsyncStub(AdminStub):
     ListJobs: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListJobsRequest, _admin_pb2.ListJobsResponse]  # type: ignore[assignment]
     StopJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.StopJobRequest, _admin_pb2.StopJobResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
+    CordonNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.CordonNodeRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    """The node takes no new place; what it has it keeps."""
+    UncordonNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.UncordonNodeRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    PauseRecovery: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseRecoveryRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    """Nothing is decided for the job but its end: nobody is declared dead or replaced."""
+    ResumeRecovery: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeRecoveryRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    ExplainJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainJobRequest, _admin_pb2.ExplainJobResponse]  # type: ignore[assignment]
+    """What the leader does for a job now, or why it doesn't."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.Event]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -83,6 +99,44 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListNodesResponse, _abc.Awaitable[_admin_pb2.ListNodesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CordonNode(
+        self,
+        request: _admin_pb2.CordonNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]:
+        """The node takes no new place; what it has it keeps."""
+
+    @_abc_1.abstractmethod
+    def UncordonNode(
+        self,
+        request: _admin_pb2.UncordonNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def PauseRecovery(
+        self,
+        request: _admin_pb2.PauseRecoveryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]:
+        """Nothing is decided for the job but its end: nobody is declared dead or replaced."""
+
+    @_abc_1.abstractmethod
+    def ResumeRecovery(
+        self,
+        request: _admin_pb2.ResumeRecoveryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ExplainJob(
+        self,
+        request: _admin_pb2.ExplainJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ExplainJobResponse, _abc.Awaitable[_admin_pb2.ExplainJobResponse]]:
+        """What the leader does for a job now, or why it doesn't."""
 
     @_abc_1.abstractmethod
     def WatchEvents(

@@ -154,6 +154,11 @@ def _job(name: str, old: Job | None, new: Job | None) -> Iterator[Happening]:
         yield Happening("job.submitted", message, job=name, time_ns=new.submitted_ns)
     if new.stop and (old is None or not old.stop):
         yield Happening("job.stopping", new.stop, job=name)
+    was = old.recovery_paused if old is not None else ""
+    if new.recovery_paused and not was:
+        yield Happening("recovery.paused", new.recovery_paused, job=name)
+    elif was and not new.recovery_paused:
+        yield Happening("recovery.resumed", f"no longer: {was}", job=name)
 
 
 _ENDS = {

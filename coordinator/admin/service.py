@@ -12,10 +12,11 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from coordinator.admin import BEGINS_AT, FIRST_KEPT, UNTIL_NOW, history, reads, writes
+from coordinator.admin import BEGINS_AT, FIRST_KEPT, UNTIL_NOW, history, planned, reads, writes
 from coordinator.admin.events import describe
 from coordinator.admin.refusal import Refused, refusals
-from coordinator.controller.loop import Leadership
+from coordinator.controller.leader import Seen
+from coordinator.controller.loop import Leadership, NotLeading
 from coordinator.store import Created, Store
 from protos import admin_pb2, admin_pb2_grpc
 
@@ -28,6 +29,9 @@ Q = TypeVar("Q", bound=Message)
 _FORWARDED = "hotspare-forwarded"
 _DEADLINE = 10.0
 """Seconds that a write may take at the leader when the caller has set no deadline."""
+
+_LOOK = 5.0
+"""Seconds that the leader may take to show what it sees: it may be writing."""
 
 _CHANNEL: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 2000),
@@ -140,7 +144,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     message=one.message,
                 )
 
-    # ---- writes
+    # ---- what the leader alone can do
 
     def SubmitJob(
         self, request: admin_pb2.SubmitJobRequest, context: grpc.ServicerContext
@@ -149,10 +153,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             wall_ns = time.time_ns()  # noqa: TID251 - for people
             return writes.submit(self._store, leading, request, wall_ns)
 
-        def there(stub: admin_pb2_grpc.AdminStub, timeout: float) -> admin_pb2.SubmitJobResponse:
-            return stub.SubmitJob(request, timeout=timeout, metadata=self._sender)
-
-        return _answer(context, lambda: self._by_leader(context, here, there))
+        return self._by_leader(request, context, here, lambda stub: stub.SubmitJob)
 
     def StopJob(
         self, request: admin_pb2.StopJobRequest, context: grpc.ServicerContext
@@ -160,16 +161,72 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         def here(leading: Created) -> admin_pb2.StopJobResponse:
             return writes.stop(self._store, leading, request)
 
-        def there(stub: admin_pb2_grpc.AdminStub, timeout: float) -> admin_pb2.StopJobResponse:
-            return stub.StopJob(request, timeout=timeout, metadata=self._sender)
+        return self._by_leader(request, context, here, lambda stub: stub.StopJob)
 
-        return _answer(context, lambda: self._by_leader(context, here, there))
+    def CordonNode(
+        self, request: admin_pb2.CordonNodeRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ChangeResponse:
+        here = self._change(lambda: planned.cordon(request), dry_run=request.dry_run)
+        return self._by_leader(request, context, here, lambda stub: stub.CordonNode)
+
+    def UncordonNode(
+        self, request: admin_pb2.UncordonNodeRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ChangeResponse:
+        here = self._change(lambda: planned.uncordon(request), dry_run=request.dry_run)
+        return self._by_leader(request, context, here, lambda stub: stub.UncordonNode)
+
+    def PauseRecovery(
+        self, request: admin_pb2.PauseRecoveryRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ChangeResponse:
+        here = self._change(lambda: planned.pause_recovery(request), dry_run=request.dry_run)
+        return self._by_leader(request, context, here, lambda stub: stub.PauseRecovery)
+
+    def ResumeRecovery(
+        self, request: admin_pb2.ResumeRecoveryRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ChangeResponse:
+        here = self._change(lambda: planned.resume_recovery(request), dry_run=request.dry_run)
+        return self._by_leader(request, context, here, lambda stub: stub.ResumeRecovery)
+
+    def ExplainJob(
+        self, request: admin_pb2.ExplainJobRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ExplainJobResponse:
+        def here(leading: Created) -> admin_pb2.ExplainJobResponse:
+            return planned.explain_job(self._seen(), request.job)
+
+        return self._by_leader(request, context, here, lambda stub: stub.ExplainJob)
+
+    def _change(
+        self, wanted: Callable[[], planned.OfNode | planned.OfJob], *, dry_run: bool
+    ) -> Callable[[Created], admin_pb2.ChangeResponse]:
+        def here(leading: Created) -> admin_pb2.ChangeResponse:
+            if dry_run:
+                return planned.try_out(self._seen(), wanted())
+            return planned.carry_out(self._store, leading, wanted())
+
+        return here
+
+    def _seen(self) -> Seen:
+        try:
+            return self._leading.see(_LOOK)
+        except NotLeading as error:
+            raise Refused(_Code.UNAVAILABLE, f"{error}; try again") from error
 
     def _by_leader(
         self,
+        request: Q,
         context: grpc.ServicerContext,
         here: Callable[[Created], R],
-        there: Callable[[admin_pb2_grpc.AdminStub, float], R],
+        of: Callable[[admin_pb2_grpc.AdminStub], Callable[..., R]],
+    ) -> R:
+        """Answer ``here`` as the leader, else by the leader's own method, which ``of`` names."""
+        return _answer(context, lambda: self._led(request, context, here, of))
+
+    def _led(
+        self,
+        request: Q,
+        context: grpc.ServicerContext,
+        here: Callable[[Created], R],
+        of: Callable[[admin_pb2_grpc.AdminStub], Callable[..., R]],
     ) -> R:
         guard = self._leading.guard
         if guard is not None:
@@ -185,7 +242,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             raise Refused(_Code.UNAVAILABLE, "no coordinator leads at the moment; try again")
         timeout = min(context.time_remaining() or _DEADLINE, _DEADLINE)
         try:
-            return there(admin_pb2_grpc.AdminStub(self._channel(leader.admin)), timeout)
+            call = of(admin_pb2_grpc.AdminStub(self._channel(leader.admin)))
+            return call(request, timeout=timeout, metadata=self._sender)
         except grpc.RpcError as error:
             raise _from_leader(leader, error) from error
 

@@ -31,7 +31,8 @@ _Code = grpc.StatusCode
 _FIRST_SPEC = 1
 _MESSAGE = 2000
 """Characters of a status message: gRPC carries it in a header, and headers are limited."""
-_TRIES = 5
+TRIES = 5
+"""How often a change is tried anew when somebody else has just made another one."""
 _TEXT = 1000
 """Characters of a reason or a request id."""
 
@@ -63,7 +64,7 @@ def submit(
     except GuardFailed as failed:
         there = failed.current[key]
         if there is None or leading in failed.failed:
-            raise _deposed() from failed
+            raise deposed() from failed
         revision = _submitted_before(spec, request.request_id, there)
     return admin_pb2.SubmitJobResponse(job=spec.name, revision=revision)
 
@@ -92,11 +93,9 @@ def stop(
     Raises :class:`Refused` with NOT_FOUND, or FAILED_PRECONDITION when the job has ended by
     itself, and store errors.
     """
-    problems = _too_long("reason", request.reason)
-    if problems:
-        raise Refused(_Code.INVALID_ARGUMENT, _lines(problems))
+    refuse_too_long("reason", request.reason)
     key, status_key = keys.job_spec(request.job), keys.job_status(request.job)
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         found = store.read([key, status_key]).items
         there = found.get(key)
         if there is None:
@@ -118,7 +117,7 @@ def stop(
             return admin_pb2.StopJobResponse(revision=store.commit(guards, writes))
         except GuardFailed as failed:
             if leading in failed.failed:
-                raise _deposed() from failed
+                raise deposed() from failed
     raise Refused(_Code.ABORTED, f"job {request.job!r} is being changed by others; try again")
 
 
@@ -128,7 +127,15 @@ def _too_long(field: str, text: str) -> list[str]:
     return [f"{field}: has {len(text)} characters, at most {_TEXT} are allowed"]
 
 
-def _deposed() -> Refused:
+def refuse_too_long(field: str, text: str) -> None:
+    """Raises :class:`Refused` for a text that is longer than records are to hold."""
+    problems = _too_long(field, text)
+    if problems:
+        raise Refused(_Code.INVALID_ARGUMENT, _lines(problems))
+
+
+def deposed() -> Refused:
+    """What a call gets whose leader has just lost the leadership."""
     return Refused(_Code.UNAVAILABLE, "the leadership has just changed hands; try again")
 
 

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinator.admin import DEFAULT_ADDRESS
@@ -17,8 +17,8 @@ _PATIENCE = 15.0
 _INTERRUPTED = 128 + signal.SIGINT
 
 _ABOUT = """\
-Submit training jobs to a Hotspare cluster, see how they and the nodes stand, and stop them.
-Any coordinator of the cluster will do.
+Submit training jobs to a Hotspare cluster, see how they and the nodes stand and why, plan changes
+of both. Any coordinator of the cluster will do.
 
 Exit codes: 0 done, 1 refused or failed (the reason is on the error output), 2 wrong usage.
 """
@@ -114,9 +114,39 @@ def _parser() -> argparse.ArgumentParser:
         "--reason", metavar="TEXT", default="", help="why; shown with the job and its events"
     )
 
+    explain = add("explain", "show what is done for a job now, or why it isn't")
+    explain.add_argument("job", metavar="JOB")
+    _add_changes(add)
+
     text = "see a node of a small training job die and be replaced, on this machine alone"
     commands.add_parser("demo", help=text, description=text, allow_abbrev=False)
     return parser
+
+
+_CHANGES: tuple[tuple[str, str, bool, str], ...] = (
+    ("cordon", "NODE", True, "let a node take no new place; what it has it keeps"),
+    ("uncordon", "NODE", False, "let a node take places again"),
+    (
+        "pause-recovery",
+        "JOB",
+        True,
+        "let nothing be decided for a job but its end: nobody is declared dead or replaced",
+    ),
+    ("resume-recovery", "JOB", False, "let everything be decided for a job again"),
+)
+
+
+def _add_changes(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
+    for name, of, has_reason, text in _CHANGES:
+        command = add(name, text)
+        command.add_argument(of.lower(), metavar=of)
+        if has_reason:
+            command.add_argument(
+                "--reason", metavar="TEXT", default="", help=f"why; shown with the {of.lower()}"
+            )
+        command.add_argument(
+            "--dry-run", action="store_true", help="change nothing, show what would be done and why"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,10 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return demo.run()
     # What follows takes gRPC, which --help and a wrong usage need not wait for.
-    from coordinator.cli import commands
+    from coordinator.cli import changes, commands
     from coordinator.cli.client import CallFailed
 
-    run = getattr(commands, given.command)
+    name = given.command.replace("-", "_")
+    run = getattr(changes if hasattr(changes, name) else commands, name)
     try:
         return int(run(given))
     except CallFailed as failed:

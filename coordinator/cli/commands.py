@@ -34,8 +34,8 @@ def submit(arguments: argparse.Namespace) -> int:
     request = admin_pb2.SubmitJobRequest(
         spec=to_record(spec, job_pb2.JobSpec()), request_id=uuid.uuid4().hex
     )
-    with _client(arguments) as client:
-        answer = client.call(lambda stub, timeout: stub.SubmitJob(request, timeout=timeout))
+    with client(arguments) as coordinator:
+        answer = coordinator.call(lambda stub, timeout: stub.SubmitJob(request, timeout=timeout))
     if arguments.output == "json":
         print(render.as_json(answer))
     else:
@@ -45,23 +45,23 @@ def submit(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> int:
     """All jobs, or one of them with everything that is known of it."""
-    with _client(arguments) as client:
+    with client(arguments) as coordinator:
         if arguments.job is None:
-            every = client.call(
+            every = coordinator.call(
                 lambda stub, timeout: stub.ListJobs(admin_pb2.ListJobsRequest(), timeout=timeout)
             )
             print(render.as_json(every) if arguments.output == "json" else render.jobs(every))
             return OK
         request = admin_pb2.DescribeJobRequest(job=arguments.job)
-        one = client.call(lambda stub, timeout: stub.DescribeJob(request, timeout=timeout))
+        one = coordinator.call(lambda stub, timeout: stub.DescribeJob(request, timeout=timeout))
     print(render.as_json(one) if arguments.output == "json" else render.job(one))
     return OK
 
 
 def nodes(arguments: argparse.Namespace) -> int:
     """All nodes: how they stand, and what they are used for."""
-    with _client(arguments) as client:
-        answer = client.call(
+    with client(arguments) as coordinator:
+        answer = coordinator.call(
             lambda stub, timeout: stub.ListNodes(admin_pb2.ListNodesRequest(), timeout=timeout)
         )
     print(render.as_json(answer) if arguments.output == "json" else render.nodes(answer))
@@ -73,8 +73,8 @@ def events(arguments: argparse.Namespace) -> int:
     begin = arguments.from_revision
     if begin is None:
         begin = 0 if arguments.follow else OLDEST
-    with _client(arguments) as client:
-        for one in client.events(begin, arguments.job or "", follow=arguments.follow):
+    with client(arguments) as coordinator:
+        for one in coordinator.events(begin, arguments.job or "", follow=arguments.follow):
             if arguments.output == "json":
                 print(render.as_json(one, indent=None), flush=True)
             else:
@@ -85,8 +85,8 @@ def events(arguments: argparse.Namespace) -> int:
 def stop(arguments: argparse.Namespace) -> int:
     """Ask for a job's end."""
     request = admin_pb2.StopJobRequest(job=arguments.job, reason=arguments.reason)
-    with _client(arguments) as client:
-        answer = client.call(lambda stub, timeout: stub.StopJob(request, timeout=timeout))
+    with client(arguments) as coordinator:
+        answer = coordinator.call(lambda stub, timeout: stub.StopJob(request, timeout=timeout))
     if arguments.output == "json":
         print(render.as_json(answer))
     else:
@@ -94,5 +94,6 @@ def stop(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _client(arguments: argparse.Namespace) -> Client:
+def client(arguments: argparse.Namespace) -> Client:
+    """Calls to the coordinators that the command line names."""
     return Client(arguments.coordinator, arguments.timeout)

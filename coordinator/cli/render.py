@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from coordinator.admin.timeline import timeline
-from coordinator.model import Incident, from_record
+from coordinator.model import Incident, JobState, from_record
 from protos import admin_pb2, job_pb2, membership_pb2, node_pb2
 
 _NS = 1_000_000_000
@@ -85,6 +85,8 @@ def job(answer: admin_pb2.JobDescription) -> str:
     ]
     if answer.job.stop:
         facts.append(("stop", answer.job.stop))
+    if answer.job.recovery_paused:
+        facts.append(("recovery", f"paused: {answer.job.recovery_paused}"))
     rate = _rate(answer)
     facts.append(("step", f"{status.step}" + (f", {rate:.2f} steps/s" if rate else "")))
     phase = membership_pb2.Phase.Name(generation.phase) if generation.generation else "none yet"
@@ -102,8 +104,7 @@ def job(answer: admin_pb2.JobDescription) -> str:
         facts.append(("submitted", _local(answer.job.submitted_ns)))
     for position, digest in enumerate(status.digests):
         facts.append((f"state {position}", digest))
-    width = max(len(name) for name, _ in facts)
-    blocks = ["\n".join(f"{name.ljust(width)}  {_indented(text, width)}" for name, text in facts)]
+    blocks = [_facts(facts)]
     if answer.slots:
         blocks.append(_slots(answer))
     if answer.incidents:
@@ -112,6 +113,11 @@ def job(answer: admin_pb2.JobDescription) -> str:
         text = timeline(incident)
         blocks.append(text if count == 1 else f"{count} incidents, the last one:\n{text}")
     return "\n\n".join(blocks)
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in facts)
+    return "\n".join(f"{name.ljust(width)}  {_indented(text, width)}" for name, text in facts)
 
 
 def _indented(text: str, width: int) -> str:
@@ -186,6 +192,47 @@ def _place(one: admin_pb2.NodeDescription) -> str:
 def _devices(node: node_pb2.Node) -> str:
     kinds = [node_pb2.Device.Kind.Name(one.kind).lower() for one in node.devices]
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+
+
+def explanation(answer: admin_pb2.ExplainJobResponse) -> str:
+    """What is done for a job now, or why it isn't, and what stands against its nodes."""
+    status, generation = answer.status, answer.generation
+    facts = [
+        ("job", f"{answer.job}: {_state(status)}"),
+        ("reason", status.reason.strip() or "not yet seen by a leader"),
+    ]
+    if generation.generation:
+        phase = membership_pb2.Phase.Name(generation.phase)
+        facts.append(("generation", f"{generation.generation} {phase}: {generation.reason}"))
+    if answer.recovery_paused:
+        facts.append(("recovery", f"paused: {answer.recovery_paused}"))
+    over = bool(status.state) and JobState(status.state).ended
+    done = _actions(answer.actions) or ("nothing: it has ended" if over else "nothing is due")
+    facts.append(("now", done))
+    blocks = [_facts(facts)]
+    if answer.nodes:
+        rows = [(one.node, one.place, one.note) for one in answer.nodes]
+        blocks.append(table(("NODE", "PLACE", "WHAT STANDS AGAINST IT"), rows))
+    return "\n\n".join(blocks)
+
+
+def dry_run(answer: admin_pb2.ChangeResponse) -> str:
+    """What would be done after a change."""
+    if not answer.changed:
+        return "it stands so already: nothing would change"
+    return _actions(answer.plan) or "nothing would be done now"
+
+
+def _actions(actions: Iterable[admin_pb2.PlannedAction]) -> str:
+    lines = []
+    for one in actions:
+        about = f"job {one.job}" if one.job else f"node {one.node}"
+        if one.kind in ("wait", "blocked"):
+            word = "waits" if one.kind == "wait" else "waits, and can't go on by itself"
+            lines.append(f"{about} {word}: {one.reason}")
+        else:
+            lines.append(f"{about}: {one.what}: {one.reason}")
+    return "\n".join(lines)
 
 
 def event(one: admin_pb2.Event) -> str:

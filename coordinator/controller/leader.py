@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from coordinator.controller import records
 from coordinator.controller.transactions import Context, Stale, Transaction, build, undo_staged
@@ -50,6 +51,16 @@ _REFUSED = 1.0
 """Seconds before deciding again after etcd refused a write for what it is, or for who asks."""
 
 Ask = Callable[[str, str, str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the leader decides on: the view, as of an etcd revision and of monotonic seconds."""
+
+    view: ClusterView
+    revision: int
+    now: float
+    settings: Settings
 
 
 class Leader:
@@ -131,6 +142,13 @@ class Leader:
             if self._unreadable.get(key) != why:
                 log.error("a record can't be read and is left alone: %s", why)
         self._unreadable = dict(now_unreadable)
+
+    def see(self, no_eviction_before: float) -> Seen | None:
+        """What a decision would be made on now; None while not all records have been listed."""
+        if not self._listed:
+            return None
+        view = self._observer.view(no_eviction_before)
+        return Seen(view, self._observer.revision, self._clock(), self._settings)
 
     # ---- what goes out
 

@@ -12,10 +12,12 @@ import math
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer  # not yet the builtin one in 3.10
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coordinator.controller.leader import Fenced, Leader
+from coordinator.controller.leader import Fenced, Leader, Seen
 from coordinator.model import Settings
 from coordinator.prober import Probed, Prober
 from coordinator.store import (
@@ -62,22 +64,51 @@ class _OfTerm:
     event: WatchEvent | ElectionEvent | LeaseEvent
 
 
-_Event: TypeAlias = _Stop | _OfTerm | Probed
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Another thread wants to know what the leader sees."""
+
+    answer: Future[Seen]
+
+
+_Event: TypeAlias = _Stop | _OfTerm | _Look | Probed
+
+
+class NotLeading(Exception):
+    """Nobody leads here, or who leads hasn't seen all yet, or has no time for an answer."""
 
 
 class Leadership:
-    """Whether this process leads, for other threads to read."""
+    """Whether this process leads, and what it sees, for other threads to read."""
 
     def __init__(self) -> None:
         self._guard: Created | None = None
+        self._ask: Callable[[Future[Seen]], None] | None = None
 
     @property
     def guard(self) -> Created | None:
         """The guard that every write of the leader carries; None while this isn't the leader."""
         return self._guard
 
-    def set(self, guard: Created | None) -> None:
-        """Only for the controller."""
+    def see(self, timeout: float) -> Seen:
+        """What the leader decides on at this moment. Raises :class:`NotLeading`.
+
+        ``timeout``: in seconds; the leader answers between two decisions.
+        """
+        ask = self._ask
+        if ask is None:
+            raise NotLeading("this coordinator doesn't lead")
+        answer: Future[Seen] = Future()
+        ask(answer)
+        try:
+            return answer.result(timeout)
+        except NoAnswer:
+            answer.cancel()
+            raise NotLeading(f"the leader has not answered within {timeout:g} s") from None
+
+    def set(self, guard: Created | None, ask: Callable[[Future[Seen]], None] | None = None) -> None:
+        """Only for the controller. ``ask`` brings a question before it."""
+        self._ask = ask
         self._guard = guard
 
 
@@ -161,8 +192,19 @@ class Controller:
         elif isinstance(event, Probed):
             if self._leader is not None:
                 self._leader.probed(event)
+        elif isinstance(event, _Look):
+            self._show(event.answer)
         elif event.term == self._term:
             self._take_of_term(event.event)
+
+    def _show(self, answer: Future[Seen]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return  # who asked has gone
+        seen = None if self._leader is None else self._leader.see(self._no_eviction_before)
+        if seen is None:
+            answer.set_exception(NotLeading("the leader has not seen all records yet"))
+        else:
+            answer.set_result(seen)
 
     def _take_of_term(self, event: WatchEvent | ElectionEvent | LeaseEvent) -> None:
         match event:
@@ -217,7 +259,7 @@ class Controller:
         self._leader = Leader(
             self._store, guard, self._settings, self._prober.probe, clock=self._clock
         )
-        self._leading.set(guard)
+        self._leading.set(guard, lambda answer: self._events.put(_Look(answer)))
         if math.isinf(self._no_eviction_before):
             self._no_eviction_before = -math.inf  # an earlier term's watch saw the outage begin
             self._outage(self._clock())

@@ -47,13 +47,14 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``jobs/<job>/spec``: the submission, and whether an operator wants it ended."""
+    """``jobs/<job>/spec``: the submission, and what an operator wants of the job since."""
 
     spec: JobSpec = JobSpec()
     spec_revision: int = 0
     stop: str = ""
     submitted_ns: int = 0
     request_id: str = ""
+    recovery_paused: str = ""
 
 
 class JobState(IntEnum):

@@ -9,7 +9,7 @@ fails because the world moved on is simply decided anew.
 from __future__ import annotations
 
 from coordinator.model import ClusterView, JobView, Phase, Settings
-from coordinator.plan import deaths, incidents, membership, recover, status, warm
+from coordinator.plan import deaths, incidents, membership, recover, status, valve, warm
 from coordinator.plan.actions import (
     Action,
     DeclareDead,
@@ -42,11 +42,20 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
     ``now`` is the leader's monotonic time in seconds. At most one :class:`Transition` per job,
     and no node in two of them.
     """
-    actions: list[Action] = list(deaths.of_suspects(view, now))
+    actions: list[Action] = []
+    kept = valve.owners(view)
+    withheld: dict[str, list[Action]] = {}
+    for one in deaths.of_suspects(view, now):
+        if isinstance(one, DeclareDead) and (one.node, one.incarnation) in kept:
+            withheld.setdefault(kept[one.node, one.incarnation], []).append(one)
+        else:
+            actions.append(one)
     taken: set[str] = set()
     for name in sorted(view.jobs):
         job = view.jobs[name]
         decided = _job(view, job, taken, now, settings)
+        if job.job.recovery_paused:
+            decided = list(valve.withhold(job, [*withheld.get(name, ()), *decided]))
         actions.extend(decided)
         moves = [one for one in decided if isinstance(one, Transition)]
         for move in moves:

@@ -34,10 +34,13 @@ def of(job: JobView, wait: Wait | None) -> JobStatus:
             digests=recover.final_digests(job) if finished else (),
         )
     replicas = 0
-    if generation.phase is Phase.RUNNING:
-        state, reason = JobState.RUNNING, generation.reason
+    blocked = wait is not None and wait.blocked
+    if generation.phase is Phase.RUNNING and not blocked:
+        paused = job.job.recovery_paused
+        notes = [f"automatic recovery is paused ({paused})"] if paused else [waits]
+        state, reason = JobState.RUNNING, "; ".join(filter(None, [generation.reason, *notes]))
         replicas = spec.replicas - len(generation.absent_replicas)
-    elif generation.empty_slots or (wait is not None and wait.blocked):
+    elif generation.empty_slots or blocked:
         state, reason = JobState.WAITING, waits or generation.reason
     elif not generation.last_running_generation:
         state, reason = JobState.STARTING, waits or generation.reason

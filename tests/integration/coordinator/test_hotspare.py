@@ -127,6 +127,38 @@ def test_a_job_from_submission_over_a_failure_to_its_stop(
     assert "incident.closed" in events
 
 
+def test_planned_changes_and_why(operator: Operator, cluster: Cluster) -> None:
+    cluster.add_nodes("n0", "n1")
+    tried = operator.ok("cordon", "n1", "--reason", "a fan", "--dry-run")
+    assert tried == "nothing would be done now\n"
+    said = "node n1 takes no new place"
+    assert operator.ok("cordon", "n1", "--reason", "a fan") == f"{said}\n"
+    assert operator.ok("cordon", "n1") == f"{said}, as before\n"
+    assert "cordoned" in operator.ok("nodes")
+    operator.ok("submit", operator.job_file())
+    cluster.wait(lambda: cluster.status().reason, "the leader has seen it")
+    text = operator.ok("explain", "demo")
+    assert "job demo waits: needs 2 nodes, 1 are free" in text
+    assert text.splitlines()[-1].split() == ["n1", "free", "cordoned:", "a", "fan"]
+    tried = operator.ok("uncordon", "n1", "--dry-run")
+    assert tried == "job demo: write generation 1 PAUSE: start on 2 nodes\n"
+    assert operator.ok("uncordon", "n1") == "node n1 takes places\n"
+    assert operator.ok("uncordon", "n1", "--dry-run").startswith("it stands so already")
+    cluster.runs()
+    assert operator.json("pause-recovery", "demo", "--reason", "look first")["changed"] is True
+    assert "paused: look first" in operator.ok("status", "demo")
+    assert "paused: look first" in operator.ok("explain", "demo")
+    told = operator.json("explain", "demo")
+    assert (told["recovery_paused"], told["job"]) == ("look first", "demo")
+    assert operator.ok("resume-recovery", "demo") == "job demo recovers by itself\n"
+    operator.ok("stop", "demo")
+    cluster.wait(lambda: cluster.status().state.ended, "it is stopped", play=True)
+    assert "nothing: it has ended" in operator.ok("explain", "demo")
+    events = operator.ok("events")
+    for kind in ("node.cordoned", "node.cordoned.cleared", "recovery.paused", "recovery.resumed"):
+        assert f"  {kind} " in events
+
+
 def test_a_wrong_job_file_is_refused_with_every_error(operator: Operator) -> None:
     wrong = 'name = "A"\ncommand = "x"\nreplicas = 0\nrank_per_node = 3\n'
     done = operator.run("submit", operator.job_file(wrong))
@@ -149,6 +181,10 @@ def test_a_job_file_from_the_input(operator: Operator, cluster: Cluster) -> None
         (("submit", "/nowhere/job.toml"), "No such file"),
         (("status", "nope"), "NOT_FOUND: there is no job 'nope'"),
         (("stop", "nope"), "NOT_FOUND: there is no job 'nope'"),
+        (("explain", "nope"), "NOT_FOUND: there is no job 'nope'"),
+        (("cordon", "nope"), "NOT_FOUND: there is no node 'nope'"),
+        (("uncordon", "Nope", "--dry-run"), "INVALID_ARGUMENT: node 'Nope': must be"),
+        (("pause-recovery", "nope"), "NOT_FOUND: there is no job 'nope'"),
         (("events", "--from-revision", "999999999"), "OUT_OF_RANGE"),
     ],
 )

@@ -95,6 +95,8 @@ def _job(draw: st.DrawFn, name: str, owners: list[str]) -> JobView:
     )
     if draw(st.integers(0, 9)) == 0:
         job = replace(job, job=replace(job.job, stop="enough"))
+    if draw(st.integers(0, 4)) == 0:
+        job = replace(job, job=replace(job.job, recovery_paused="wait"))
     slots, acks, progress = {}, {}, {}
     for number, owner in zip(range(of.slots), owners, strict=False):
         slot = draw(_slot(number, at, of.ranks_per_node, owner))
@@ -155,13 +157,12 @@ def views(draw: st.DrawFn) -> tuple[ClusterView, float]:
         no_eviction_before=draw(st.sampled_from([float("-inf"), 5.0])),
     )
     dead = draw(st.dictionaries(spare, st.sampled_from([0, 1]), max_size=2))
-    view = replace(
-        view,
-        flags={
-            name: NodeFlags(dead=(DeadIncarnation(f"{name}-{life}"),))
-            for name, life in dead.items()
-        },
-    )
+    flags = {
+        name: NodeFlags(dead=(DeadIncarnation(f"{name}-{life}"),)) for name, life in dead.items()
+    }
+    for name in draw(st.sets(spare, max_size=2)):
+        flags[name] = replace(flags.get(name, NodeFlags()), cordoned="kept off")
+    view = replace(view, flags=flags)
     suspects = {}
     for job in jobs:
         for slot in job.slots.values():

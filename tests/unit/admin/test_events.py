@@ -146,6 +146,13 @@ def test_a_job() -> None:
     assert not told(key, JOB, None)
 
 
+def test_the_pause_of_a_job_s_recovery() -> None:
+    key, paused = keys.job_spec("demo"), replace(JOB, recovery_paused="careful")
+    assert told(key, JOB, paused) == [Happening("recovery.paused", "careful", "demo")]
+    assert not told(key, paused, replace(paused, stop=""))
+    assert told(key, paused, JOB) == [Happening("recovery.resumed", "no longer: careful", "demo")]
+
+
 @pytest.mark.parametrize(
     ("phase", "kind"),
     [

@@ -22,7 +22,11 @@ def usage(run: object, *arguments: str) -> int:
     return caught.value.code
 
 
-@pytest.mark.parametrize("command", ["submit", "status", "nodes", "events", "stop", "demo"])
+COMMANDS = ["submit", "status", "nodes", "events", "stop", "demo", "explain"]
+COMMANDS += ["cordon", "uncordon", "pause-recovery", "resume-recovery"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert usage(cli.main, "--help") == 0
     assert command in capsys.readouterr().out
@@ -37,6 +41,9 @@ def test_every_command_has_its_help(command: str, capsys: pytest.CaptureFixture[
         ("unknown",),
         ("submit",),
         ("stop",),
+        ("explain",),
+        ("cordon", "--dry-run"),
+        ("uncordon", "n0", "--reason", "none is taken"),
         ("status", "--output", "xml"),
         ("status", "--coordinator", "nowhere"),
         ("status", "--coordinator", "a:0"),

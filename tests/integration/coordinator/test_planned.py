@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned changes: over real coordinators, asked where they don't lead, on a real etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.model import JobSpec, JobState, NodeFlags, Phase
+from coordinator.store import keys
+from protos import admin_pb2, admin_pb2_grpc
+from tests.integration.coordinator.cluster import Cluster
+from tests.integration.coordinator.processes import SOON, Coordinator
+
+DEMO = JobSpec(name="demo", command=("train",), replicas=2, spares=1, restarts=1)
+Code = grpc.StatusCode
+Call = Callable[[admin_pb2_grpc.AdminStub], Any]
+
+
+@pytest.fixture
+def follower(cluster: Cluster) -> Coordinator:
+    """One that doesn't lead, while another does."""
+    cluster.launch("c0", "c1")
+    leader = cluster.leader()
+    return next(one for one in cluster.coordinators.values() if one is not leader)
+
+
+def cordon(node: str, reason: str = "", dry_run: bool = False) -> Call:
+    request = admin_pb2.CordonNodeRequest(node=node, reason=reason, dry_run=dry_run)
+    return lambda stub: stub.CordonNode(request, timeout=SOON)
+
+
+def uncordon(node: str, dry_run: bool = False) -> Call:
+    request = admin_pb2.UncordonNodeRequest(node=node, dry_run=dry_run)
+    return lambda stub: stub.UncordonNode(request, timeout=SOON)
+
+
+def pause(job: str = "demo", reason: str = "", dry_run: bool = False) -> Call:
+    request = admin_pb2.PauseRecoveryRequest(job=job, reason=reason, dry_run=dry_run)
+    return lambda stub: stub.PauseRecovery(request, timeout=SOON)
+
+
+def resume(job: str = "demo", dry_run: bool = False) -> Call:
+    request = admin_pb2.ResumeRecoveryRequest(job=job, dry_run=dry_run)
+    return lambda stub: stub.ResumeRecovery(request, timeout=SOON)
+
+
+def explain(job: str = "demo") -> Call:
+    request = admin_pb2.ExplainJobRequest(job=job)
+    return lambda stub: stub.ExplainJob(request, timeout=SOON)
+
+
+def ask(at: Coordinator, call: Call) -> Any:
+    with at.stub() as stub:
+        return call(stub)
+
+
+def flags(cluster: Cluster, node: str) -> NodeFlags:
+    found = cluster.load(keys.flags(node))
+    return NodeFlags() if found is None else found
+
+
+def test_a_cordoned_node_takes_no_place_until_it_is_uncordoned(
+    follower: Coordinator, cluster: Cluster
+) -> None:
+    cluster.add_nodes("n0", "n1")
+    first = ask(follower, cordon("n0", "a fan rattles"))
+    assert first.changed
+    again = ask(follower, cordon("n0", "another reason"))
+    assert (again.changed, again.revision) == (False, first.revision)
+    assert flags(cluster, "n0").cordoned == "a fan rattles"
+    cluster.submit(DEMO, follower)
+    cluster.wait(
+        lambda: "n0: cordoned: a fan rattles" in cluster.status().reason, "it says who is kept off"
+    )
+    told = ask(follower, explain())
+    assert [one.kind for one in told.actions] == ["wait"]
+    assert [(one.node, one.note) for one in told.nodes] == [("n0", "cordoned: a fan rattles")]
+    tried = ask(follower, uncordon("n0", dry_run=True))
+    assert tried.changed
+    assert [one.what for one in tried.plan] == ["write generation 1 PAUSE"]
+    assert flags(cluster, "n0").cordoned
+    assert ask(follower, uncordon("n0")).changed
+    assert not ask(follower, uncordon("n0")).changed
+    cluster.runs()
+    # what it has it keeps
+    ask(follower, cordon("n0"))
+    cluster.wait(lambda: cluster.status().step > 5, "it trains on", play=True)
+    assert cluster.generation().generation == 1
+    # and a dead incarnation stays dead when its node is uncordoned
+    cluster.nodes["n0"].kill()
+    cluster.wait(lambda: flags(cluster, "n0").dead, "it is dead")
+    ask(follower, uncordon("n0"))
+    assert flags(cluster, "n0").dead
+    assert not flags(cluster, "n0").cordoned
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
+    follower: Coordinator, cluster: Cluster
+) -> None:
+    cluster.add_nodes("n0", "n1", "n2", "n3")
+    cluster.submit(DEMO, follower)
+    cluster.runs()
+    cluster.wait(lambda: cluster.load(keys.spare("n2")), "n2 is the spare", play=True)
+    cluster.wait(lambda: not ask(follower, explain()).actions, "nothing is due", play=True)
+    answer = ask(follower, cordon("n2", "a fan", dry_run=True))
+    assert answer.changed
+    assert answer.revision > 0
+    assert [(one.kind, one.node, one.reason) for one in answer.plan] == [
+        ("spare", "n2", "cordoned: a fan"),
+        ("spare", "n3", "a hot spare for job demo"),
+    ]
+    assert cluster.load(keys.flags("n2")) is None
+    assert ask(follower, pause(dry_run=True)).changed
+    assert not cluster.load(keys.job_spec("demo")).recovery_paused
+
+
+def test_a_paused_job_is_left_alone_until_it_is_resumed(
+    follower: Coordinator, cluster: Cluster
+) -> None:
+    cluster.add_nodes("n0", "n1", "n2")
+    cluster.submit(DEMO, follower)
+    before = cluster.runs()
+    cluster.wait(lambda: cluster.nodes["n2"].record.warm, "n2 is hot", play=True)
+    assert ask(follower, pause(reason="the switch flaps")).changed
+    assert not ask(follower, pause(reason="again")).changed
+    cluster.wait(
+        lambda: cluster.status().reason.endswith("recovery is paused (the switch flaps)"),
+        "the status says so",
+        play=True,
+    )
+    assert cluster.status().state is JobState.RUNNING
+    cluster.nodes["n1"].kill()
+    cluster.wait(
+        lambda: "would declare n1" in cluster.status().reason, "it says what it would do", play=True
+    )
+    assert cluster.status().state is JobState.WAITING
+    told = ask(follower, explain())
+    assert told.recovery_paused == "the switch flaps"
+    assert [one.kind for one in told.actions if one.job] == ["blocked"]
+    assert "n1" in {one.node for one in told.nodes}
+    assert not flags(cluster, "n1").dead
+    tried = ask(follower, resume(dry_run=True))
+    assert [(one.kind, one.node) for one in tried.plan] == [("death", "n1")]
+    assert cluster.generation().generation == before.generation
+    assert ask(follower, resume()).changed
+    assert not ask(follower, resume()).changed
+    cluster.runs(after=before.generation)
+    assert cluster.slot(1).node == "n2"
+    with follower.stub() as stub:
+        request = admin_pb2.WatchEventsRequest(from_revision=1, job="demo")
+        kinds = []
+        for event in stub.WatchEvents(request, timeout=SOON):
+            kinds.append(event.kind)
+            if event.kind == "recovery.resumed":
+                break
+    assert "recovery.paused" in kinds
+
+
+def test_a_paused_job_stays_paused_over_a_change_of_the_leader_and_can_be_stopped(
+    follower: Coordinator, cluster: Cluster
+) -> None:
+    cluster.add_nodes("n0", "n1")
+    cluster.submit(DEMO, follower)
+    before = cluster.runs()
+    ask(follower, pause(reason="careful"))
+    cluster.leader().kill()
+    cluster.leader(besides=next(n for n in ("c0", "c1") if n != follower.name))
+    cluster.nodes["n1"].kill()
+    cluster.wait(
+        lambda: "would declare n1" in cluster.status().reason, "it says what it would do", play=True
+    )
+    assert cluster.generation().generation == before.generation
+    with follower.stub() as stub:
+        stub.StopJob(admin_pb2.StopJobRequest(job="demo", reason="enough"), timeout=SOON)
+    cluster.wait(lambda: cluster.generation().phase is Phase.STOPPED, "it is stopped")
+    cluster.wait(lambda: cluster.status().state is JobState.STOPPED, "and says so")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(follower, resume())
+    assert "'demo' has ended: STOPPED" in refused(caught, Code.FAILED_PRECONDITION)
+
+
+def refused(caught: pytest.ExceptionInfo[grpc.RpcError], code: grpc.StatusCode) -> str:
+    raised: object = caught.value
+    assert isinstance(raised, grpc.Call)
+    assert raised.code() is code, raised.details()
+    return raised.details() or ""
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "says"),
+    [
+        (cordon("nope"), Code.NOT_FOUND, "there is no node 'nope'"),
+        (cordon("nope", dry_run=True), Code.NOT_FOUND, "there is no node 'nope'"),
+        (uncordon("nope"), Code.NOT_FOUND, "there is no node 'nope'"),
+        (pause("nope"), Code.NOT_FOUND, "there is no job 'nope'"),
+        (pause("nope", dry_run=True), Code.NOT_FOUND, "there is no job 'nope'"),
+        (resume("nope"), Code.NOT_FOUND, "there is no job 'nope'"),
+        (explain("nope"), Code.NOT_FOUND, "there is no job 'nope'"),
+        (cordon("A B"), Code.INVALID_ARGUMENT, "node 'A B': must be"),
+        (uncordon("", dry_run=True), Code.INVALID_ARGUMENT, "node ''"),
+        (explain(""), Code.INVALID_ARGUMENT, "job ''"),
+        (cordon("n0", "x" * 1001), Code.INVALID_ARGUMENT, "reason: has 1001 characters"),
+        (pause("demo", "x" * 1001), Code.INVALID_ARGUMENT, "at most 1000"),
+    ],
+)
+def test_what_can_t_be_is_refused_by_name(
+    follower: Coordinator, call: Call, code: grpc.StatusCode, says: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(follower, call)
+    assert says in refused(caught, code)
+
+
+def test_without_a_leader_nothing_is_explained(follower: Coordinator, cluster: Cluster) -> None:
+    cluster.submit(DEMO, follower)
+    cluster.leader().kill()
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(follower, explain())
+    assert "leader" in refused(caught, Code.UNAVAILABLE)
