@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from coordinator.store import Changed, KeyValue, Listed, Store, Watch, WatchEvent
+from coordinator.store import Changed, KeyValue, Listed, Store, WatchEvent
 from coordinator.store.keys import prefix_end
 from protos.etcd import kv_pb2, rpc_pb2
+from tests.contract.both import time_of
 
 _T = TypeVar("_T")
 _E = TypeVar("_E")
@@ -20,7 +20,8 @@ _E = TypeVar("_E")
 class Recorder(Generic[_T]):
     """Give ``recorder.put`` as the sink; every event stays in ``seen``."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._time = time_of(store)
         self._queue: queue.SimpleQueue[_T] = queue.SimpleQueue()
         self.put = self._queue.put
         self.seen: list[_T] = []
@@ -28,7 +29,7 @@ class Recorder(Generic[_T]):
     def next(self, timeout: float = 30.0) -> _T:
         """The next event; fails the test if none comes in time."""
         try:
-            event = self._queue.get(timeout=max(0.001, timeout))
+            event = self._time.get(self._queue, max(0.001, timeout))
         except queue.Empty:
             raise AssertionError(f"no event came; before: {self.seen[-5:]}") from None
         self.seen.append(event)
@@ -36,22 +37,22 @@ class Recorder(Generic[_T]):
 
     def until(self, kind: type[_E], timeout: float = 30.0) -> _E:
         """The next event of ``kind``, skipping others."""
-        deadline = time.monotonic() + timeout
+        deadline = self._time.now() + timeout
         while True:
-            event = self.next(deadline - time.monotonic())
+            event = self.next(deadline - self._time.now())
             if isinstance(event, kind):
                 return event
 
     def until_true(self, done: Callable[[], bool], timeout: float = 40.0) -> None:
         """Take events until ``done()``."""
-        deadline = time.monotonic() + timeout
+        deadline = self._time.now() + timeout
         while not done():
-            self.next(deadline - time.monotonic())
+            self.next(deadline - self._time.now())
 
     def nothing_for(self, seconds: float) -> None:
         """Fails the test if an event comes."""
         try:
-            event = self._queue.get(timeout=seconds)
+            event = self._time.get(self._queue, seconds)
         except queue.Empty:
             return
         raise AssertionError(f"unexpected: {event}")
@@ -109,12 +110,12 @@ def full_history(store: Store, after: int, upto: int) -> list[tuple[int, str, by
 @contextmanager
 def watching(store: Store, *ranges: str) -> Iterator[Recorder[WatchEvent]]:
     """A watch that runs while the block does."""
-    recorder: Recorder[WatchEvent] = Recorder()
-    watch = Watch(store, ranges, recorder.put)
+    recorder: Recorder[WatchEvent] = Recorder(store)
+    watch = store.watch(ranges, recorder.put)
     watch.start()
     try:
         yield recorder
     finally:
-        began = time.monotonic()
+        began = time_of(store).now()
         watch.close()
-        assert time.monotonic() - began < store.timeout + 1
+        assert time_of(store).now() - began < store.timeout + 1

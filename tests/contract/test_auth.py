@@ -43,10 +43,10 @@ def guarded() -> Iterator[Etcd]:
 
 
 def test_tokens_are_renewed(guarded: Etcd) -> None:
-    events: Recorder[LeaseEvent] = Recorder()
     with Store(
         guarded.endpoints, prefix="/mine", user="hot", password="hotpw", keepalive=1.0
     ) as store:
+        events: Recorder[LeaseEvent] = Recorder(store)
         lease = Lease(store, 5, events.put)
         with watching(store, "k/", "j/") as seen:
             seen.until(Listed)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,18 +15,16 @@ from coordinator.store import (
     Delete,
     Deposed,
     Elected,
-    Election,
     ElectionEvent,
     GuardFailed,
-    Lease,
     LeaseEvent,
     Put,
     Store,
     StoreUnavailable,
     keys,
 )
+from tests.contract.both import AnyEtcd, only_real, open_store, time_of
 from tests.contract.recorder import Recorder
-from tests.etcd import Etcd
 
 
 class Candidate:
@@ -35,10 +32,10 @@ class Candidate:
 
     def __init__(self, store: Store, name: str, ttl: int = 5) -> None:
         self.store = store
-        self.events: Recorder[ElectionEvent] = Recorder()
-        self.lease_events: Recorder[LeaseEvent] = Recorder()
-        self.lease = Lease(store, ttl, self.lease_events.put)
-        self.election = Election(store, name, name.encode(), self.lease, self.events.put)
+        self.events: Recorder[ElectionEvent] = Recorder(store)
+        self.lease_events: Recorder[LeaseEvent] = Recorder(store)
+        self.lease = store.lease(ttl, self.lease_events.put)
+        self.election = store.election(name, name.encode(), self.lease, self.events.put)
         self.election.start()
 
     def elected(self, timeout: float = 30.0) -> Created:
@@ -54,9 +51,10 @@ def candidates(store: Store, *names: str, ttl: int = 5) -> Iterator[list[Candida
     try:
         for name in names:
             standing.append(Candidate(store, name, ttl))
-            deadline = time.monotonic() + 10
+            deadline = time_of(store).now() + 10
             while store.get(keys.election(name)) is None:
-                assert time.monotonic() < deadline
+                time_of(store).wait(0.01)
+                assert time_of(store).now() < deadline
         yield standing
     finally:
         for each in standing:
@@ -103,11 +101,11 @@ def test_the_end_of_the_lease_hands_over(store: Store) -> None:
 def test_a_revoked_lease_deposes_at_once(store: Store) -> None:
     with candidates(store, "a", "b") as (a, b):
         a.elected()
-        began = time.monotonic()
+        began = time_of(store).now()
         store.revoke(a.lease.id)
         assert isinstance(a.events.next(), Deposed)
         b.elected()
-        assert time.monotonic() - began < 4, "well before the TTL"
+        assert time_of(store).now() - began < 4, "well before the TTL"
 
 
 def test_one_that_waits_can_fail_without_anyone_being_elected(store: Store) -> None:
@@ -142,11 +140,11 @@ def test_an_earlier_life_of_the_same_name_is_waited_for(store: Store) -> None:
 
 
 def test_a_lease_that_is_gone_cannot_stand(store: Store) -> None:
-    recorder: Recorder[LeaseEvent] = Recorder()
-    lease = Lease(store, 5, recorder.put)
+    recorder: Recorder[LeaseEvent] = Recorder(store)
+    lease = store.lease(5, recorder.put)
     store.revoke(lease.id)
-    events: Recorder[ElectionEvent] = Recorder()
-    election = Election(store, "a", b"", lease, events.put)
+    events: Recorder[ElectionEvent] = Recorder(store)
+    election = store.election("a", b"", lease, events.put)
     election.start()
     deposed = events.next()
     assert isinstance(deposed, Deposed)
@@ -174,7 +172,7 @@ def test_a_registration_whose_answer_is_lost_counts(
         assert a.elected() == Created("election/a", found.create_revision)
 
 
-def test_leader_and_candidates_live_through_an_outage(etcd: Etcd, own_store: Store) -> None:
+def test_leader_and_candidates_live_through_an_outage(etcd: AnyEtcd, own_store: Store) -> None:
     with candidates(own_store, "a", "b") as (a, b):
         guard = a.elected()
         etcd.restart()
@@ -190,6 +188,7 @@ def test_leader_and_candidates_live_through_an_outage(etcd: Etcd, own_store: Sto
         b.events.until(Deposed)
 
 
+@only_real
 def test_never_two_at_once_under_a_storm(store: Store) -> None:
     """Every leader writes under its guard, then goes; its number is one more than the last."""
     store.commit([], [Put("n", b"0")])
@@ -214,14 +213,14 @@ def test_never_two_at_once_under_a_storm(store: Store) -> None:
     assert done == list(range(1, 13))
 
 
-def test_resign_while_etcd_is_away_ends_in_time(etcd: Etcd) -> None:
-    with Store(etcd.endpoints, prefix="/own", timeout=1.0, keepalive=1.0) as store:
+def test_resign_while_etcd_is_away_ends_in_time(etcd: AnyEtcd) -> None:
+    with open_store(etcd, timeout=1.0) as store:
         candidate = Candidate(store, "a")
         candidate.elected()
         etcd.freeze()
-        began = time.monotonic()
+        began = time_of(store).now()
         with pytest.raises(StoreUnavailable):
             candidate.election.resign()
         candidate.lease.close(revoke=False)
-        assert time.monotonic() - began < 8
+        assert time_of(store).now() - began < 8
         etcd.thaw()

@@ -60,7 +60,7 @@ def write(store: Store, key: str) -> None:
 
 
 def test_every_member_may_be_killed_in_turn(three: Etcd, store: Store) -> None:
-    lease_events: Recorder[LeaseEvent] = Recorder()
+    lease_events: Recorder[LeaseEvent] = Recorder(store)
     lease = Lease(store, 5, lease_events.put)
     store.commit([], [Put("nodes/n", b"", lease.id)])
     events: Recorder[WatchEvent]

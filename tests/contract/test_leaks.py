@@ -9,6 +9,7 @@ import threading
 import time
 
 from coordinator.store import Election, Lease, Store, Watch
+from tests.contract.both import AnyEtcd, only_real
 from tests.contract.recorder import Recorder
 from tests.etcd import Etcd
 
@@ -30,7 +31,7 @@ def settled(limit: tuple[int, int], timeout: float = 15.0) -> tuple[int, int]:
 
 
 def use(store: Store, name: str) -> None:
-    events: Recorder[object] = Recorder()
+    events: Recorder[object] = Recorder(store)
     watches = [Watch(store, ["a/", f"b/{name}"], events.put) for _ in range(2)]
     for watch in watches:
         watch.start()
@@ -44,6 +45,7 @@ def use(store: Store, name: str) -> None:
     lease.close(revoke=True)
 
 
+@only_real
 def test_many_times_over(shared_etcd: Etcd, store: Store) -> None:
     use(store, "warm-up")
     with Store(shared_etcd.endpoints, prefix="/leaks") as other:
@@ -59,8 +61,9 @@ def test_many_times_over(shared_etcd: Etcd, store: Store) -> None:
     assert after[1] <= limit[1]
 
 
-def test_over_reconnects(etcd: Etcd, own_store: Store) -> None:
-    events: Recorder[object] = Recorder()
+@only_real
+def test_over_reconnects(etcd: AnyEtcd, own_store: Store) -> None:
+    events: Recorder[object] = Recorder(own_store)
     watch = Watch(own_store, ["a/", "b/"], events.put)
     watch.start()
     lease = Lease(own_store, 5, events.put)

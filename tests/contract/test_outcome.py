@@ -17,6 +17,7 @@ from coordinator.store import (
     StoreUnavailable,
     Unchanged,
 )
+from tests.contract.both import AnyEtcd, only_real, open_store
 from tests.contract.recorder import full_history
 from tests.etcd import Etcd
 
@@ -45,8 +46,8 @@ def in_thread(work: Callable[[], object]) -> Callable[[], object]:
     return result
 
 
-def test_an_answer_that_never_comes_leaves_the_outcome_unknown(etcd: Etcd) -> None:
-    with Store(etcd.endpoints, prefix="/own", timeout=1.0) as store:
+def test_an_answer_that_never_comes_leaves_the_outcome_unknown(etcd: AnyEtcd) -> None:
+    with open_store(etcd, timeout=1.0) as store:
         store.commit([], [Put("before", b"")])
         etcd.freeze()
         with pytest.raises(StoreTimeout) as caught:
@@ -66,6 +67,7 @@ def test_an_answer_that_never_comes_leaves_the_outcome_unknown(etcd: Etcd) -> No
         assert found.create_revision == found.mod_revision, "it was written once"
 
 
+@only_real
 def test_a_connection_that_breaks_leaves_the_outcome_unknown(etcd: Etcd) -> None:
     with Store(etcd.endpoints, prefix="/own", timeout=10.0, keepalive=20.0) as store:
         first = store.commit([], [Put("a", b"0")])
@@ -79,6 +81,7 @@ def test_a_connection_that_breaks_leaves_the_outcome_unknown(etcd: Etcd) -> None
         assert caught.value.outcome_unknown, "sending it again could have answered GuardFailed"
 
 
+@only_real
 def test_a_commit_waits_for_an_etcd_that_comes_back_in_time(etcd: Etcd) -> None:
     with Store(etcd.endpoints, prefix="/own", timeout=20.0) as store:
         store.commit([], [Put("a", b"1")])
@@ -94,6 +97,7 @@ def test_a_commit_waits_for_an_etcd_that_comes_back_in_time(etcd: Etcd) -> None:
         assert isinstance(result(), int)
 
 
+@only_real
 def test_commits_under_kills_are_carried_out_at_most_once(etcd: Etcd) -> None:
     """Count up with a guard while etcd is killed again and again, then look at the history."""
     stop = threading.Event()

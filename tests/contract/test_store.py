@@ -23,6 +23,7 @@ from coordinator.store import (
     errors,
     target,
 )
+from tests.contract.both import AnyEtcd, only_real, open_store
 from tests.etcd import Etcd, ctl
 
 
@@ -41,6 +42,7 @@ def test_what_is_put_is_read(store: Store) -> None:
     assert store.get("nodes/a") is None
 
 
+@only_real
 def test_keys_lie_below_the_cluster_prefix(shared_etcd: Etcd, store: Store) -> None:
     store.commit([], [Put("nodes/a", b"readable")])
     assert ctl(shared_etcd, "get", "--prefix", store.prefix).split() == [
@@ -62,6 +64,7 @@ def test_several_keys_are_read_at_one_revision(store: Store) -> None:
     assert store.read([]).items == {}
 
 
+@only_real
 def test_a_large_range_is_listed_in_pages_of_one_revision(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +95,7 @@ def test_a_large_range_is_listed_in_pages_of_one_revision(
     assert "k/050" in store.list("k/").items
 
 
+@only_real
 def test_pages_shrink_where_values_are_large(
     shared_etcd: Etcd, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,8 +108,9 @@ def test_pages_shrink_where_values_are_large(
             small.read([f"k/{i}" for i in range(6)])
 
 
+@only_real
 def test_a_listing_whose_pages_are_compacted_begins_again(
-    etcd: Etcd, own_store: Store, monkeypatch: pytest.MonkeyPatch
+    etcd: AnyEtcd, own_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.store.connection._PAGE", 7)
     own_store.commit([], [Put(f"k/{i:03}", b"old") for i in range(20)])
@@ -117,7 +122,7 @@ def test_a_listing_whose_pages_are_compacted_begins_again(
         pages += 1
         answer = retried(*args, **kwargs)
         if pages == 1:
-            with Store(etcd.endpoints, prefix="/own") as other:
+            with open_store(etcd) as other:
                 etcd.compact(other.commit([], [Put("k/000", b"new")]))
         return answer
 
@@ -127,6 +132,32 @@ def test_a_listing_whose_pages_are_compacted_begins_again(
     assert len(snapshot.items) == 20
     with pytest.raises(Compacted, match="'k/'"):
         own_store.list("k/", revision=2)
+
+
+def test_the_past_is_listed_until_it_is_compacted(etcd: AnyEtcd, own_store: Store) -> None:
+    first = own_store.commit([], [Put("k/a", b"1"), Put("k/b", b"1"), Put("j", b"1")])
+    second = own_store.commit([], [Put("k/a", b"2"), Delete("k/b"), Put("k/c", b"2")])
+    third = own_store.commit([], [Put("k/b", b"3")])
+    assert (second, third) == (first + 1, first + 2)
+
+    def values(revision: int) -> dict[str, bytes]:
+        then = own_store.list("k/", revision=revision)
+        assert then.revision == revision
+        return {key: one.value for key, one in then.items.items()}
+
+    assert values(first) == {"k/a": b"1", "k/b": b"1"}
+    assert values(second) == {"k/a": b"2", "k/c": b"2"}
+    assert values(third) == {"k/a": b"2", "k/b": b"3", "k/c": b"2"}
+    etcd.compact(second)
+    assert values(second) == {"k/a": b"2", "k/c": b"2"}
+    with pytest.raises(Compacted, match="'k/'"):
+        own_store.list("k/", revision=first)
+
+
+def test_what_changes_nothing_makes_no_revision(store: Store) -> None:
+    revision = store.commit([], [Put("a", b"")])
+    assert store.commit([], [Delete("never")]) == revision
+    assert store.commit([], [Delete("never"), Delete("a")]) == revision + 1
 
 
 def test_guards(store: Store) -> None:
@@ -198,15 +229,15 @@ def test_nobody_listens() -> None:
         assert not e.value.outcome_unknown, "it never left"
 
 
-def test_a_frozen_etcd_is_a_timeout(etcd: Etcd, own_store: Store) -> None:
+def test_a_frozen_etcd_is_a_timeout(etcd: AnyEtcd, own_store: Store) -> None:
     own_store.get("a")
     etcd.freeze()
     with (
-        Store(etcd.endpoints, prefix="/own", timeout=1.0) as fresh,
+        open_store(etcd, timeout=1.0) as fresh,
         pytest.raises(StoreUnavailable),
     ):
         fresh.get("a")
-    with Store(etcd.endpoints, prefix="/own", timeout=0.5) as warm:
+    with open_store(etcd, timeout=0.5) as warm:
         etcd.thaw()
         warm.get("a")
         etcd.freeze()
@@ -214,8 +245,8 @@ def test_a_frozen_etcd_is_a_timeout(etcd: Etcd, own_store: Store) -> None:
             warm.get("a")
 
 
-def test_a_closed_store(shared_etcd: Etcd) -> None:
-    store = Store(shared_etcd.endpoints, prefix="/x")
+def test_a_closed_store(etcd: AnyEtcd) -> None:
+    store = open_store(etcd)
     store.get("a")
     store.close()
     store.close()

@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -28,8 +25,8 @@ from coordinator.store import (
     WatchEvent,
     Write,
 )
+from tests.contract.both import AnyEtcd, cut_off, only_real, open_store, set_up_anew, time_of
 from tests.contract.recorder import Recorder, full_history, history, state, watching
-from tests.etcd import Etcd
 
 
 def items(store: Store) -> dict[str, KeyValue]:
@@ -89,35 +86,35 @@ def test_a_revision_that_etcd_must_split_is_one_event(store: Store) -> None:
             assert len(events.until(Changed).changes) == 4
 
 
-def test_a_watch_begun_long_ago_is_sent_in_fragments(etcd: Etcd, own_store: Store) -> None:
+def test_a_watch_begun_long_ago_is_sent_in_fragments(etcd: AnyEtcd, own_store: Store) -> None:
     with watching(own_store, "k/", "j/") as events:
         events.until(Listed)
         etcd.freeze()
         events.until(Disconnected)
         etcd.thaw()
-        with Store(etcd.endpoints, prefix="/own") as writer:
+        with open_store(etcd) as writer:
             for start in range(0, 60, 4):
                 writer.commit([], [Put(f"k/{i}", b"x" * 300_000) for i in range(start, start + 4)])
         for _ in range(15):
             assert len(events.until(Changed).changes) == 4
 
 
-def test_the_first_connection_may_take_its_time(etcd: Etcd) -> None:
+def test_the_first_connection_may_take_its_time(etcd: AnyEtcd) -> None:
     etcd.kill()
-    with Store(etcd.endpoints, prefix="/own", timeout=1.0) as store:
-        recorder: Recorder[WatchEvent] = Recorder()
-        watch = Watch(store, ["k/"], recorder.put)
+    with open_store(etcd, timeout=1.0) as store:
+        recorder: Recorder[WatchEvent] = Recorder(store)
+        watch = store.watch(["k/"], recorder.put)
         watch.start()
         disconnected = recorder.next()
         assert isinstance(disconnected, Disconnected)
-        assert etcd.endpoints[0] in disconnected.reason
+        assert store.endpoints in disconnected.reason
         etcd.start()
         assert isinstance(recorder.next(), Listed)
         assert isinstance(recorder.next(), Reconnected)
         watch.close()
 
 
-def test_a_killed_etcd_that_comes_back(etcd: Etcd, own_store: Store) -> None:
+def test_a_killed_etcd_that_comes_back(etcd: AnyEtcd, own_store: Store) -> None:
     own_store.commit([], [Put("k/old", b"")])
     with watching(own_store, "k/", "j/") as events:
         events.until(Listed)
@@ -134,20 +131,22 @@ def test_a_killed_etcd_that_comes_back(etcd: Etcd, own_store: Store) -> None:
         assert state(events.seen) == items(own_store)
 
 
-def test_a_frozen_etcd_is_noticed_and_nothing_is_lost(etcd: Etcd, own_store: Store) -> None:
+def test_a_frozen_etcd_is_noticed_and_nothing_is_lost(etcd: AnyEtcd, own_store: Store) -> None:
     with watching(own_store, "k/") as events:
         events.until(Listed)
         etcd.freeze()
-        began = time.monotonic()
+        began = time_of(own_store).now()
         assert isinstance(events.next(), Disconnected)
-        assert time.monotonic() - began < 5, "pings every second, half a second for the answer"
+        assert time_of(own_store).now() - began < 5, (
+            "pings every second, half a second for the answer"
+        )
         etcd.thaw()
         own_store.commit([], [Put("k/a", b"")])
         events.until(Reconnected)
         assert [c.key for c in events.until(Changed).changes] == ["k/a"]
 
 
-def test_after_a_compaction_the_differences_come(etcd: Etcd, own_store: Store) -> None:
+def test_after_a_compaction_the_differences_come(etcd: AnyEtcd, own_store: Store) -> None:
     own_store.commit([], [Put(f"k/{name}", b"1") for name in ("same", "changed", "gone", "anew")])
     with watching(own_store, "k/", "j/") as events:
         events.until(Listed)
@@ -170,15 +169,15 @@ def test_after_a_compaction_the_differences_come(etcd: Etcd, own_store: Store) -
 
 
 def freeze_and_write_behind_its_back(
-    etcd: Etcd, store: Store, events: Recorder[WatchEvent]
+    etcd: AnyEtcd, store: Store, events: Recorder[WatchEvent]
 ) -> None:
     """Let a watch miss changes and have them compacted before it is back."""
-    with _cut_off(store):
+    with cut_off(store):
         etcd.kill()
         events.until(Disconnected)
         etcd.start()
         etcd.await_ready()
-        with Store(etcd.endpoints, prefix="/own") as writer:
+        with open_store(etcd) as writer:
             writer.commit([], [Put("k/changed", b"2"), Delete("k/gone"), Delete("k/anew")])
             revision = writer.commit(
                 [Absent("k/anew")], [Put("k/anew", b"1"), Put("k/new", b"1"), Put("j/new", b"1")]
@@ -188,30 +187,14 @@ def freeze_and_write_behind_its_back(
             assert revision
 
 
-@contextmanager
-def _cut_off(store: Store) -> Iterator[None]:
-    """No new stream comes about in the block."""
-    metadata = store.calls.metadata
-
-    def refuse(timeout: float | None = None) -> tuple[tuple[str, str], ...]:
-        raise StoreUnavailable("cut off by the test")
-
-    store.calls.metadata = refuse  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        store.calls.metadata = metadata  # type: ignore[method-assign]
-
-
-def test_an_etcd_that_was_set_up_anew_is_listed_again(etcd: Etcd, own_store: Store) -> None:
+def test_an_etcd_that_was_set_up_anew_is_listed_again(etcd: AnyEtcd, own_store: Store) -> None:
     for _ in range(20):
         own_store.commit([], [Put("k/a", b"old")])
     own_store.commit([], [Put("k/b", b"old")])
     with watching(own_store, "k/") as events:
         events.until(Listed)
         etcd.kill()
-        for member in etcd.members:
-            shutil.rmtree(member.folder / member.name)
+        set_up_anew(etcd)
         etcd.start()
         etcd.await_ready()
         own_store.commit([], [Put("k/a", b"new")])
@@ -220,9 +203,10 @@ def test_an_etcd_that_was_set_up_anew_is_listed_again(etcd: Etcd, own_store: Sto
         events.until_true(lambda: state(events.seen) == items(own_store))
 
 
+@only_real
 @pytest.mark.parametrize("ranges", [("",), ("a/", "b/", "c/")], ids=["one range", "three ranges"])
 def test_a_concurrent_writer_while_etcd_is_killed_and_frozen(
-    etcd: Etcd, own_store: Store, ranges: tuple[str, ...]
+    etcd: AnyEtcd, own_store: Store, ranges: tuple[str, ...]
 ) -> None:
     """Everything that etcd's own history tells, once each, in its order."""
     stop = threading.Event()
@@ -230,7 +214,7 @@ def test_a_concurrent_writer_while_etcd_is_killed_and_frozen(
 
     def write() -> None:
         names = [f"{r}/{i}" for r in "abc" for i in range(4)]
-        with Store(etcd.endpoints, prefix="/own", timeout=1.0, keepalive=1.0) as store:
+        with open_store(etcd, timeout=1.0) as store:
             for number in itertools.count():
                 if stop.wait(0.002):
                     return
@@ -280,6 +264,7 @@ def test_a_concurrent_writer_while_etcd_is_killed_and_frozen(
     assert all(type(a) is not type(b) for a, b in itertools.pairwise(connections))
 
 
+@only_real
 def test_a_slow_sink_loses_nothing(store: Store) -> None:
     gate = threading.Event()
     seen: list[WatchEvent] = []
@@ -308,8 +293,9 @@ def test_a_slow_sink_loses_nothing(store: Store) -> None:
     assert [r for r, _, _ in history(seen)] == [r for r in late for _ in range(2)]
 
 
+@only_real
 def test_a_sink_that_fails_does_not_end_the_watch(store: Store) -> None:
-    recorder: Recorder[WatchEvent] = Recorder()
+    recorder: Recorder[WatchEvent] = Recorder(store)
     failures = iter([True])
 
     def sink(event: WatchEvent) -> None:
@@ -328,22 +314,25 @@ def test_a_sink_that_fails_does_not_end_the_watch(store: Store) -> None:
 
 
 def test_close_from_the_sink_and_twice(store: Store) -> None:
-    closed = threading.Event()
+    events: Recorder[WatchEvent] = Recorder(store)
 
     def sink(event: WatchEvent) -> None:
         watch.close()
-        closed.set()
+        events.put(event)
 
-    watch = Watch(store, ["k/"], sink)
+    watch = store.watch(["k/"], sink)
     watch.start()
-    assert closed.wait(5)
+    events.next()
+    store.commit([], [Put("k/a", b"")])
+    events.nothing_for(0.3)
     watch.close()
-    Watch(store, ["k/"], sink).close()
+    store.watch(["k/"], sink).close()
 
 
-def test_close_does_not_hang_while_etcd_is_frozen(etcd: Etcd) -> None:
-    with Store(etcd.endpoints, prefix="/own", timeout=2.0, keepalive=1.0) as store:
-        recorder: Recorder[WatchEvent] = Recorder()
+@only_real
+def test_close_does_not_hang_while_etcd_is_frozen(etcd: AnyEtcd) -> None:
+    with open_store(etcd, timeout=2.0) as store:
+        recorder: Recorder[WatchEvent] = Recorder(store)
         watch = Watch(store, ["k/", "j/"], recorder.put)
         watch.start()
         recorder.until(Listed)
