@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks [NAME...]``: measure, print a table, write build/bench.json.
 
-A NAME is that of a benchmark or the beginning of one: recovery, soak. Without any, all run. Rows
-of benchmarks that don't run this time stay in the file.
+A NAME is that of a benchmark or the beginning of one: recovery, soak, scale.64. Without any, all
+run. Rows of benchmarks that don't run this time stay in the file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import overhead, pull, recovery, soak
+from benchmarks import overhead, pull, recovery, scale, soak
 from benchmarks.table import Row, table
 
 _FILE = Path(__file__).resolve().parents[1] / "build" / "bench.json"
@@ -23,6 +23,8 @@ _BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
     "overhead": overhead.rows,
     "pull": pull.rows,
     "soak": soak.rows,
+    "scale.64": scale.of(64),
+    "scale.512": scale.of(512),
 }
 
 

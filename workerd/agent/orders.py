@@ -45,6 +45,24 @@ class Reading:
     ack_revisions: Mapping[str, int]
 
 
+def order_keys(node: str, jobs: Collection[str], place: tuple[str, int] | None) -> list[str]:
+    """What tells a node what to do, as far as it knows of ``jobs`` and of its (job, slot)."""
+    wanted = [keys.flags(node), keys.assignment(node), keys.spare(node)]
+    for job in sorted(jobs):
+        wanted += [keys.job_spec(job), keys.generation(job), keys.ack(job, node)]
+    if place is not None:
+        wanted.append(keys.slot(*place))
+    return wanted
+
+
+def watched_keys(
+    node: str, jobs: Collection[str], place: tuple[str, int] | None
+) -> tuple[str, ...]:
+    """The same, except for the node's own acks: nobody else writes them."""
+    acks = {keys.ack(job, node) for job in jobs}
+    return tuple(one for one in order_keys(node, jobs, place) if one not in acks)
+
+
 class OrdersDesk:
     """Belongs to one thread. ``sink`` gets the watch's events: each means "read again"."""
 
@@ -65,7 +83,7 @@ class OrdersDesk:
         for _ in range(_TRIES):
             wanted = frozenset(jobs) | self._named
             place = self._place
-            snapshot = self._store.read(self._keys(wanted, place))
+            snapshot = self._store.read(order_keys(self._node, wanted, place))
             orders, revisions = self._parse(snapshot.revision, snapshot.items, wanted, place)
             held, spare = orders.assignment, orders.spare
             # What was read names what is to be read: mostly it is the same as last time.
@@ -80,14 +98,6 @@ class OrdersDesk:
         """End the watch."""
         if self._watch is not None:
             self._watch.close()
-
-    def _keys(self, jobs: frozenset[str], place: tuple[str, int] | None) -> list[str]:
-        wanted = [keys.flags(self._node), keys.assignment(self._node), keys.spare(self._node)]
-        for job in sorted(jobs):
-            wanted += [keys.job_spec(job), keys.generation(job), keys.ack(job, self._node)]
-        if place is not None:
-            wanted.append(keys.slot(*place))
-        return wanted
 
     def _parse(
         self,
@@ -130,8 +140,7 @@ class OrdersDesk:
 
     def _follow(self, jobs: frozenset[str]) -> None:
         """Watch what was read, except for this node's own acks."""
-        acks = {keys.ack(job, self._node) for job in jobs}
-        ranges = tuple(one for one in self._keys(jobs, self._place) if one not in acks)
+        ranges = watched_keys(self._node, jobs, self._place)
         if ranges == self._watched:
             return
         old, self._watched = self._watch, ranges

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections that emulated nodes share: calls, watches and lease renewals, on asyncio.
+
+A real node has a connection of its own with one watch stream and one keepalive stream on it. Here
+up to :data:`NODES` nodes share each of them, and :data:`WIRES` such groups a connection. To etcd
+every call, watcher, event, progress request and renewal is the same message as from a real node;
+what it is spared is memory (a connection and two streams a node, some 100 KB) and system calls,
+since messages of several nodes may travel in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from coordinator.store.txn import span
+from protos.etcd import rpc_pb2, rpc_pb2_grpc
+
+NODES = 64
+"""Nodes on one watch stream. etcd buffers 128 answers a stream: with many more it would have to
+send an event that all of them watch in several rounds, which it doesn't with real nodes."""
+
+WIRES = 8
+"""Watch streams on one connection."""
+
+_ASK = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+_PATIENCE = 60.0  # seconds that a call may take
+
+
+class Wire:
+    """One group's calls and streams."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._kv: Any = rpc_pb2_grpc.KVStub(channel)
+        self._leases: Any = rpc_pb2_grpc.LeaseStub(channel)
+        self._watch: Any = rpc_pb2_grpc.WatchStub(channel)
+        self._requests: asyncio.Queue[rpc_pb2.WatchRequest] = asyncio.Queue()
+        self._renewals: asyncio.Queue[int] = asyncio.Queue()
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._asked: collections.deque[Callable[[], None]] = collections.deque()
+        self._creating: dict[int, asyncio.Future[None]] = {}
+        self._last = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self.lost: set[int] = set()
+        """Leases of which etcd said that they are gone."""
+
+    def open(self) -> None:
+        """Begin the two streams."""
+        watch = self._watch.Watch()
+        leases = self._leases.LeaseKeepAlive()
+        for work in (
+            self._send(watch, self._requests, lambda request: request),
+            self._send(leases, self._renewals, lambda one: rpc_pb2.LeaseKeepAliveRequest(ID=one)),
+            self._hear_events(watch),
+            self._hear_renewals(leases),
+        ):
+            self._tasks.append(asyncio.ensure_future(work))
+
+    def failed(self) -> BaseException | None:
+        """Why one of the streams has ended; None while all live."""
+        ended = [one for one in self._tasks if one.done()]
+        return ended[0].exception() or EOFError("etcd ended a stream") if ended else None
+
+    async def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
+        """One transaction. Raises grpc.RpcError."""
+        return await self._kv.Txn(request, timeout=_PATIENCE)  # type: ignore[no-any-return]
+
+    async def grant(self, ttl: int) -> rpc_pb2.LeaseGrantResponse:
+        """A lease of so many seconds. Raises grpc.RpcError."""
+        request = rpc_pb2.LeaseGrantRequest(TTL=ttl)
+        return await self._leases.LeaseGrant(request, timeout=_PATIENCE)  # type: ignore[no-any-return]
+
+    def renew(self, lease: int) -> None:
+        """Send one renewal."""
+        self._renewals.put_nowait(lease)
+
+    async def watch(self, keys: Sequence[bytes], listener: Callable[[], None]) -> list[int]:
+        """Watch keys: ``listener`` is called when some have changed and etcd has said, asked for
+        it as a node's own watch does, that there is no more. Returns what :meth:`unwatch` takes,
+        once etcd has the watchers.
+        """
+        made = []
+        created = []
+        for key in keys:
+            self._last += 1
+            start, end = span(key)
+            create = rpc_pb2.WatchCreateRequest(
+                key=start, range_end=end, progress_notify=True, watch_id=self._last, fragment=True
+            )
+            self._requests.put_nowait(rpc_pb2.WatchRequest(create_request=create))
+            self._listeners[self._last] = listener
+            self._creating[self._last] = asyncio.get_running_loop().create_future()
+            created.append(self._creating[self._last])
+            made.append(self._last)
+        await asyncio.gather(*created)
+        return made
+
+    def unwatch(self, watches: Sequence[int]) -> None:
+        """End watches."""
+        for one in watches:
+            self._listeners.pop(one, None)
+            cancel = rpc_pb2.WatchCancelRequest(watch_id=one)
+            self._requests.put_nowait(rpc_pb2.WatchRequest(cancel_request=cancel))
+
+    async def _send(
+        self, call: Any, queue: asyncio.Queue[Any], message: Callable[[Any], Any]
+    ) -> None:
+        while True:
+            await call.write(message(await queue.get()))
+
+    async def _hear_events(self, call: Any) -> None:
+        async for answer in call:
+            if answer.created:
+                self._creating.pop(answer.watch_id).set_result(None)
+                continue
+            if answer.canceled:
+                continue
+            listener = self._listeners.get(answer.watch_id)
+            if answer.events and listener is not None:
+                if listener not in self._asked:
+                    self._asked.append(listener)
+                    self._requests.put_nowait(_ASK)
+            elif answer.watch_id <= 0 and self._asked:
+                self._asked.popleft()()
+
+    async def _hear_renewals(self, call: Any) -> None:
+        async for answer in call:
+            if answer.TTL <= 0:
+                self.lost.add(answer.ID)
+
+
+def wires(address: str, nodes: int) -> list[Wire]:
+    """As many as so many nodes need; call it inside the event loop."""
+    made: list[Wire] = []
+    for number in range(-(-nodes // NODES)):
+        if number % WIRES == 0:
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        made.append(Wire(channel))
+        made[-1].open()
+    return made
