@@ -8,6 +8,8 @@ import fcntl
 import hashlib
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,9 +55,14 @@ def spec(
 
 
 @contextlib.contextmanager
-def running(nodes: int, *, devices: int = 1) -> Iterator[LocalCluster]:
-    """A cluster, of which nothing is left afterwards; its logs are shown when the test fails."""
-    with LocalCluster(nodes=nodes, devices=devices, lease_ttl=LEASE_TTL) as cluster:
+def running(nodes: int, *coordinator: str, devices: int = 1) -> Iterator[LocalCluster]:
+    """A cluster, of which nothing is left afterwards; its logs are shown when the test fails.
+
+    ``coordinator``: more arguments for the coordinators.
+    """
+    with LocalCluster(
+        nodes=nodes, devices=devices, lease_ttl=LEASE_TTL, coordinator_arguments=coordinator
+    ) as cluster:
         try:
             yield cluster
         except BaseException:
@@ -143,6 +150,16 @@ class Run:
     def node_of(self, slot: int) -> str:
         """The node that has a slot now."""
         return next(one.node for one in self.describe().slots if one.slot == slot)
+
+
+def wait_until(until: Callable[[], bool], timeout: float = END, pause: float = 0.02) -> None:
+    """Look every ``pause`` seconds for what no event tells."""
+    deadline = time.monotonic() + timeout
+    waiting = threading.Event()
+    while not until():
+        if time.monotonic() >= deadline:
+            raise ClusterError(f"not within {timeout:g} s")
+        waiting.wait(pause)
 
 
 def reached(seen: admin_pb2.JobDescription) -> int:
