@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from coordinator.cli.localcluster import ClusterError, LocalCluster
+from coordinator.cli.localcluster.processes import kill_all, tree
 from coordinator.model import JobSpec, JobState, Phase
 from protos import admin_pb2, incident_pb2
 
@@ -69,6 +70,33 @@ class JobRun:
         slots = self.cluster.admin.describe(self.spec.name).slots
         return next(one.node for one in slots if one.slot == slot)
 
+    def nodes(self) -> set[str]:
+        """The nodes that have a slot now."""
+        return {one.node for one in self._describe().slots if one.node}
+
+    def step(self) -> int:
+        """The job's step, as its status tells."""
+        return self._describe().status.step
+
+    def wait_whole(self) -> None:
+        """Wait until it has run on for a step, its incidents closed, and it has its spares."""
+        before = self._describe()
+        self.wait(
+            lambda one: (
+                one.generation.phase == Phase.RUNNING.value
+                and all(incident.closed for incident in one.incidents)
+                and one.status.step > before.status.step
+            ),
+            _PATIENCE,
+            "it runs on",
+        )
+        self.wait_running()
+
+    def kill_trainers(self, node: str) -> None:
+        """SIGKILL all trainers of a node."""
+        for pid in self.cluster.trainers(node).values():
+            kill_all(tree(pid))
+
     def kill_node(self, slot: int) -> tuple[str, int]:
         """SIGKILL the node of a slot; returns it, and the wall clock's nanoseconds."""
         node = self.node_of(slot)
@@ -81,6 +109,9 @@ class JobRun:
         at = _wall_ns()
         self.cluster.kill_trainer(self.spec.name, rank)
         return at
+
+    def _describe(self) -> admin_pb2.JobDescription:
+        return self.cluster.admin.describe(self.spec.name)
 
     def finish(self, timeout: float) -> list[str]:
         """Wait for its end; returns the digests of its final state."""
