@@ -36,6 +36,10 @@ test-gpu: setup ## run the tests that need a GPU
 	@echo '==> pytest tests/gpu'
 	@$(IN) python -m pytest tests/gpu $(ARGS)
 
+.PHONY: model-check
+model-check: setup ## explore all states of the protocol; takes hours
+	@$(IN) python -m tests.modelcheck $(ARGS)
+
 .PHONY: lint
 lint: setup ## check format, types, imports, dependencies, stubs, scripts
 	@deploy/dev/lint

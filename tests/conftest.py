@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests have counted, at the end of the run."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table of the model check."""
+    rows = [
+        str(value)
+        for report in terminalreporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == "model check"
+    ]
+    if rows:
+        from tests.modelcheck.checks import HEAD
+
+        terminalreporter.section("model check: all states")
+        terminalreporter.write_line(HEAD)
+        for row in sorted(rows):
+            terminalreporter.write_line(row)

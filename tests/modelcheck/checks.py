@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which searches there are: configurations, and the failures that happen in each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from tests.modelcheck.explore import Result
+from tests.modelcheck.values import Shape
+
+CONFIGURATIONS = {
+    "3 x 1": Shape(3, 1),
+    "2 x 2": Shape(2, 2),
+    "2 x 2 on 2 nodes": Shape(2, 2, 2),
+}
+"""Replicas x shard positions; each with one spare node."""
+
+SINGLE = ("crash", "reboot", "trainer", "hang", "cut", "mute", "glitch", "verdict", "late")
+"""Kinds that are something by themselves. The others are about how another failure is met: a
+verdict on a suspect, a leader that changes or is slow while it writes."""
+OTHERS = ("misjudge", "lead", "stall")
+
+
+def single(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Shape]]:
+    """One failure of every kind."""
+    for name in names:
+        for kind in SINGLE:
+            yield name, kind, with_faults(CONFIGURATIONS[name], kind)
+
+
+def pairs(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Shape]]:
+    """Two failures by kind, in either order."""
+    kinds = [*SINGLE, *OTHERS]
+    for name in names:
+        for one, other in itertools.combinations_with_replacement(kinds, 2):
+            if one not in OTHERS:
+                shape = with_faults(CONFIGURATIONS[name], one, other)
+                yield name, f"{one} + {other}", shape
+
+
+def with_faults(shape: Shape, *kinds: str) -> Shape:
+    """The same job, with one fault of each kind."""
+    return Shape(
+        shape.replicas,
+        shape.positions,
+        shape.ranks_per_node,
+        shape.spares,
+        shape.steps,
+        tuple((kind,) for kind in kinds),
+        shape.from_start,
+        shape.staged,
+    )
+
+
+HEAD = (
+    f"{'configuration':18} {'failures':20} {'states':>9} {'transitions':>12} {'seconds':>8}  ends"
+)
+
+
+def row(name: str, failures: str, result: Result) -> str:
+    """A line of the table."""
+    ends = ", ".join(f"{end} {count}" for end, count in sorted(result.ends.items()))
+    return (
+        f"{name:18} {failures:20} {result.states:9,} {result.transitions:12,} "
+        f"{result.seconds:8.1f}  {ends if result.complete else 'CUT SHORT'}"
+    )

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can happen in a state: by itself, once every deadline has passed, and as a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from coordinator.model import TrainerExit, Verdict
+from coordinator.plan import DeclareDead, Transition, plan
+from tests.modelcheck import invariants, leader, machine
+from tests.modelcheck.leader import LATE, NOW, SETTINGS, SETTLED
+from tests.modelcheck.machine import Event
+from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Choice, State
+from tests.modelcheck.system import Label, Move, System
+from tests.modelcheck.values import Machine, Process, Violation
+from workerd.agent.reports import ACK, NODE, PROGRESS
+
+FAULTS = (
+    "crash",
+    "reboot",
+    "trainer",
+    "hang",
+    "cut",
+    "mute",
+    "glitch",
+    "verdict",
+    "misjudge",
+    "late",
+    "lead",
+    "stall",
+)
+"""A machine is gone; it is gone and comes back at some time; a trainer ends; one stands still; a
+node is cut off from etcd; its workerd is silent; a group breaks although everybody is well; every
+deadline passes at once; a probe of a living node gets no answer; a node's write arrives late or
+never; another leads, while a write of the one before is still on its way; a leader's write is."""
+
+
+def moves(system: System, state: State) -> Iterator[Move]:
+    """Everything that can happen without a fault and before a deadline has passed."""
+    yield from _leaders(system, state)
+    count = system.count
+    for number in range(count):
+        own, key = state[NODES + number], state[NODES + count + number]
+        if key and _expires(system, number, own, key, state[CONTROL]):
+            yield (("lease", number), _expired(system, state, number))
+        if _may_register(system, number, own, key, state[CONTROL]):
+            yield (("register", number), system.turn(state, number, ("register",)))
+        read = system.unread(state, number)
+        if read >= 0:
+            after, held, effects, unseen = system._read(own, key, read)
+            if not unseen:
+                yield (
+                    ("read", number),
+                    system._settled(state, number, after, held, effects),
+                )
+        for write in range(len(system.machines[own].outbox)):
+            if system.machines[own].connected:
+                yield (("write", number), system.turn(state, number, ("write", write)))
+        for option in system.options(own):
+            yield from _option(system, state, number, option)
+
+
+def _option(system: System, state: State, number: int, option: Label) -> Iterator[Move]:
+    what = option[0]
+    if what in ("ready", "forward"):
+        yield ((what, number, option[1]), system.turn(state, number, option))
+        return
+    me: Process = option[1]
+    standing = me.standing
+    event: Event
+    if what == "prepare":
+        group = system.group(state[NETWORK], standing.joined)
+        if group is not None and not group.broken:
+            level = 3 * standing.step
+            if all(group.levels[rank] >= level for rank in system.dp[me.rank]):
+                event = ("prepare", me.instance)
+                yield (
+                    (what, number, me.instance, standing.step),
+                    system.turn(state, number, event),
+                )
+    elif what == "update":
+        yield from _agreement(system, state, number, me)
+    elif what == "pull":
+        source = system.serving(state, str(option[3]), me)
+        if source is None:
+            return
+        if me.pull is not None and system.serving(state, me.pull[0], me) is not None:
+            return
+        event = ("pull", me.instance, source.instance, source.lineage)
+        yield ((what, number, me.instance, source.instance), system.turn(state, number, event))
+    elif what == "pulled":
+        assert me.pull is not None
+        source = system.serving(state, me.pull[0], me)
+        if source is not None:
+            if source.lineage != me.pull[1]:
+                raise Violation(f"the state that rank {me.rank} pulled changed under the pull")
+            yield ((what, number, me.instance), system.turn(state, number, (what, me.instance)))
+    elif what == "break" and system.machines[state[NODES + number]].connected:
+        generation: int = option[2]
+        if system.broken(state, me, generation):
+            event = (what, me.instance, generation)
+            yield ((what, number, me.instance, generation), system.turn(state, number, event))
+
+
+def _agreement(system: System, state: State, number: int, me: Process) -> Iterator[Move]:
+    """Along the replica, then along the DP group; then the update."""
+    standing = me.standing
+    group = system.group(state[NETWORK], standing.joined)
+    if group is None or group.broken:
+        return
+    level, mine = 3 * standing.step + 1, group.levels[me.rank]
+    replica = system.replica[me.rank]
+    if len(replica) > 1 and mine == level:
+        if system.entered(group, replica, level):
+            event = ("agree", me.instance)
+            yield (("agree", number, me.instance, standing.step), system.turn(state, number, event))
+    elif system.entered(group, system.dp[me.rank], mine):
+        invariants.may_update(group, me, standing.step)
+        event = ("update", me.instance)
+        yield (("update", number, me.instance, standing.step), system.turn(state, number, event))
+
+
+def _leaders(system: System, state: State) -> Iterator[Move]:
+    pending = system.rests[state[REST]].pending
+    if pending is not None:
+        yield (("pending", pending.what), _write_pending(system, state))
+        if not pending.deposed:
+            return
+    for choice in _choices(system, state):
+        if choice.control >= 0:
+            yield (("leader", choice.what), system.lead(state, choice))
+
+
+def _choices(system: System, state: State) -> tuple[Choice, ...]:
+    """What the leader wants to write, at once or a while later."""
+    decision = system.decide(state, NOW)
+    if decision.choices or not decision.broken:
+        return decision.choices
+    return system.decide(state, SETTLED).choices
+
+
+def _write_pending(system: System, state: State) -> State:
+    rest = system.rests[state[REST]]
+    assert rest.pending is not None
+    control, held, _ = system.view(state)
+    for one in rest.pending.transactions:
+        after = leader.commit(one, control, held)
+        if after is None:
+            break
+        leader.check(control, after)
+        control = after
+    new = list(state)
+    new[CONTROL] = system.controls.number(control)
+    new[REST] = system.rests.number(rest._replace(pending=None))
+    return system.rest_in(new, True)
+
+
+def _expires(system: System, number: int, own: int, key: int, control: int) -> bool:
+    """Whether nobody renews a lease."""
+    at = (own, key, control)
+    found = system.expires.get(at)
+    if found is None:
+        held, there = system.keys[key], system.machines[own]
+        flags = system.controls[control].flags[number]
+        found = system.expires[at] = held is not None and (
+            not there.up
+            or there.cut
+            or there.lease != held.lease
+            or there.local.incarnation != held.record.incarnation
+            or (flags is not None and flags.is_dead(held.record.incarnation))
+        )
+    return found
+
+
+def _expired(system: System, state: State, number: int) -> State:
+    new = list(state)
+    new[NODES + system.count + number] = system.keys.number(None)
+    return system.rest_in(new, True)
+
+
+def _may_register(system: System, number: int, own: int, key: int, control: int) -> bool:
+    at = (own, key, control)
+    found = system.may_register.get(at)
+    if found is None:
+        held, there = system.keys[key], system.machines[own]
+        flags = system.controls[control].flags[number]
+        found = system.may_register[at] = (
+            there.connected
+            and (held is None or held.lease != there.lease or not there.local.registered)
+            and not (flags is not None and flags.is_dead(there.local.incarnation))
+        )
+    return found
+
+
+# ---- later
+
+
+def mends(system: System, state: State) -> Iterator[Move]:
+    """What may get well by itself, or never."""
+    for number in range(system.count):
+        there = system.machines[state[NODES + number]]
+        if there.up and (there.cut or there.mute):
+            yield (("heal", number), system.turn(state, number, ("heal",)))
+        elif there.mute:
+            again = Machine(
+                local=machine.fresh(system.names[number], there.lives, len(there.local.devices)),
+                lease=there.lease,
+                lives=there.lives + 1,
+            )
+            new = list(state)
+            new[NODES + number] = system.machines.number(again)
+            yield (("back", number), system.rest_in(new, True))
+
+
+def overdue(system: System, state: State) -> State | None:
+    """What the leader does once every deadline has passed; None if nothing."""
+    if system.rests[state[REST]].pending is not None:
+        return None
+    choices = system.decide(state, LATE).choices
+    before = state
+    for choice in choices:
+        if choice.control < 0:
+            continue
+        if isinstance(choice.action, DeclareDead) or state is before:
+            # one pass, one write after the other: bookkeeping waits
+            _, held, seen = system.view(state)
+            again = system.choice(choice.action, state[CONTROL], held, seen)
+            if again is not None and again.control >= 0:
+                invariants.at_write(system, state, again.action)
+                state = (again.control, *state[1:])
+    return None if state is before else system.rest_in(list(state), True)
+
+
+def faults(system: System, state: State) -> Iterator[Move]:
+    """Everything that can go wrong now."""
+    rest = system.rests[state[REST]]
+    for kind in dict.fromkeys(kind for kinds in rest.budget for kind in kinds):
+        left = list(rest.budget)
+        left.remove(next(kinds for kinds in rest.budget if kind in kinds))
+        fewer = system.rests.number(rest._replace(budget=tuple(left)))
+        for label, after in _of_kind(system, state, kind):
+            more = system.rests[after[REST]]
+            spent = (
+                fewer if more == rest else system.rests.number(more._replace(budget=tuple(left)))
+            )
+            yield (("***", kind, *label), (*after[:REST], spent, *after[REST + 1 :]))
+
+
+def _of_kind(system: System, state: State, kind: str) -> Iterator[Move]:
+    if kind == "glitch":
+        yield from _glitches(system, state)
+    elif kind == "verdict":
+        if (after := overdue(system, state)) is not None:
+            yield ((), after)
+    elif kind == "misjudge":
+        yield from _misjudged(system, state)
+    elif kind in ("lead", "stall"):
+        yield from _held_up(system, state, kind)
+    else:
+        for number in range(system.count):
+            there = system.machines[state[NODES + number]]
+            if there.up:
+                yield from _of_node(system, state, kind, number, there)
+
+
+def _of_node(
+    system: System, state: State, kind: str, number: int, there: Machine
+) -> Iterator[Move]:
+    event: Event
+    if kind in ("crash", "reboot"):
+        local = machine.fresh(there.local.node, 0, len(there.local.devices))
+        gone = Machine(local, up=False)
+        if kind == "reboot":
+            gone = gone._replace(mute=True, lease=there.lease, lives=there.lives)
+        yield ((number,), _changed(system, state, number, gone))
+    elif kind == "trainer":
+        for one in there.processes:
+            event = ("end", one.instance, TrainerExit(code=1))
+            yield ((number, one.instance), system.turn(state, number, event))
+    elif kind == "hang":
+        for one in there.processes:
+            if not one.hung:
+                event = ("hang", one.instance)
+                yield ((number, one.instance), system.turn(state, number, event))
+    elif there.connected:
+        if kind == "cut":
+            yield ((number,), _changed(system, state, number, there._replace(cut=True)))
+        elif kind == "mute":
+            yield ((number,), _changed(system, state, number, there._replace(mute=True)))
+        elif kind == "late" and not there.slow:
+            for what in (NODE, ACK, PROGRESS):
+                slow = there._replace(slow=what)
+                yield ((number, what), _changed(system, state, number, slow))
+
+
+def _changed(system: System, state: State, number: int, after: Machine) -> State:
+    new = list(state)
+    new[NODES + number] = system.machines.number(after)
+    return system.rest_in(new, True)
+
+
+def _glitches(system: System, state: State) -> Iterator[Move]:
+    network = system.networks[state[NETWORK]]
+    for group in network:
+        if not group.broken:
+            broken = tuple(one._replace(broken=True) if one is group else one for one in network)
+            new = list(state)
+            new[NETWORK] = system.networks.number(broken)
+            yield ((group.number,), tuple(new))
+
+
+def _misjudged(system: System, state: State) -> Iterator[Move]:
+    _, held, seen = system.view(state)
+    for who, suspect in seen.suspects.items():
+        if suspect.verdict is Verdict.DEAD:
+            continue
+        wrong = replace(
+            seen, suspects={**seen.suspects, who: replace(suspect, verdict=Verdict.DEAD)}
+        )
+        for action in plan(wrong, NOW, SETTINGS):
+            if isinstance(action, DeclareDead) and (action.node, action.incarnation) == who:
+                choice = system.choice(action, state[CONTROL], held, wrong)
+                if choice is not None:
+                    yield ((who[0],), system.lead(state, choice))
+
+
+def _held_up(system: System, state: State, kind: str) -> Iterator[Move]:
+    rest = system.rests[state[REST]]
+    if rest.pending is not None:
+        return
+    for choice in _choices(system, state):
+        if not isinstance(choice.action, Transition | DeclareDead):
+            continue
+        pending = choice.pending._replace(deposed=kind == "lead")
+        new = list(state)
+        new[REST] = system.rests.number(rest._replace(pending=pending))
+        if kind == "stall":
+            yield ((choice.what,), tuple(new))
+            continue
+        control = system.controls[state[CONTROL]]
+        after = control._replace(leader=control.leader + 1)
+        parts = range(len(pending.transactions)) if len(pending.transactions) > 1 else range(1)
+        for done in parts:  # it may have come to some of them
+            written = control
+            _, held, _ = system.view(state)
+            for one in pending.transactions[:done]:
+                written = leader.commit(one, written, held) or written
+            rest_of = pending._replace(transactions=pending.transactions[done:])
+            new[REST] = system.rests.number(rest._replace(pending=rest_of))
+            new[CONTROL] = system.controls.number(written._replace(leader=after.leader))
+            yield ((choice.what,), system.rest_in(list(new), True))

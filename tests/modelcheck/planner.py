@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The production planner, asked once for each view of the cluster."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from coordinator.controller.transactions import Stale
+from coordinator.model import ClusterView, Generation, Phase
+from coordinator.plan import Action, DeclareDead, Probe, Transition, Wait, plan
+from tests.modelcheck import leader
+from tests.modelcheck.leader import NOW, SETTINGS
+from tests.modelcheck.values import Control, Key, Machine, Pending, Shape, Table, Violation
+
+State = tuple[int, ...]
+CONTROL, NETWORK, REST, NODES = 0, 1, 2, 3
+
+
+class Choice(NamedTuple):
+    """A write that the leader wants to make."""
+
+    what: str
+    action: Action
+    control: int
+    """As it is afterwards; -1 if it fails."""
+    pending: Pending
+
+
+class Decision(NamedTuple):
+    """What the planner says."""
+
+    control: int
+    """After all bookkeeping."""
+    choices: tuple[Choice, ...] = ()
+    broken: bool = False
+    """Whether it waits for a while before it rebuilds a broken group."""
+
+
+class Planner:
+    """What a leader sees in a state, and what it makes of it."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.spec = shape.spec
+        self.count = shape.nodes
+        self.names = [f"n{number}" for number in range(self.count)]
+        self.controls: Table[Control] = Table()
+        self.machines: Table[Machine] = Table()
+        self.keys: Table[Key | None] = Table()
+        self._plans: dict[tuple[Any, ...], Decision] = {}
+        self._booked: dict[tuple[int, Action], int] = {}
+        self._choices: dict[tuple[Action, int, tuple[int, ...]], Choice | None] = {}
+
+    def decide(self, state: list[int] | State, now: float) -> Decision:
+        """What the planner says in a state."""
+        count = self.count
+        held = tuple(state[NODES + count : NODES + 2 * count])
+        living = ""
+        for number in range(count):
+            if self.keys[held[number]] is None:
+                living += f"{number}{self._incarnation(state[NODES + number])} "
+        key = (state[CONTROL], held, living, now)
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = self._decided(state, now)
+        return found
+
+    def _incarnation(self, own: int) -> str:
+        found = self.machines[own]
+        return found.local.incarnation if found.up else ""
+
+    def view(
+        self, state: list[int] | State, wrong: tuple[str, str] | None = None
+    ) -> tuple[Control, dict[str, Key], ClusterView]:
+        """What a leader sees in a state."""
+        control = self.controls[state[CONTROL]]
+        held, living = {}, {}
+        for number, name in enumerate(self.names):
+            key = self.keys[state[NODES + self.count + number]]
+            if key is not None:
+                held[name] = key
+            found = self.machines[state[NODES + number]]
+            if found.up:
+                living[name] = found.local.incarnation
+        return control, held, leader.view(control, held, living, wrong)
+
+    def _decided(self, state: list[int] | State, now: float) -> Decision:
+        state = list(state)
+        for _ in range(20):
+            _, held, seen = self.view(state)
+            actions = plan(seen, now, SETTINGS)
+            before = state[CONTROL]
+            if now == NOW:
+                for action in actions:
+                    if leader.primary(action):
+                        break  # what comes after it is decided anew once it is written
+                    if not isinstance(action, Probe | Wait):
+                        state[CONTROL] = self._bookkept(action, state[CONTROL], held, seen)
+            if state[CONTROL] == before:
+                break
+        else:
+            raise Violation("the bookkeeping never ends")
+        choices = []
+        for action in actions:
+            if leader.primary(action):
+                choice = self.choice(action, state[CONTROL], held, seen)
+                if choice is not None:
+                    choices.append(choice)
+        broken = any(job.broken_at is not None for job in seen.jobs.values())
+        return Decision(state[CONTROL], tuple(choices), broken)
+
+    def _bookkept(
+        self, action: Action, number: int, held: dict[str, Key], seen: ClusterView
+    ) -> int:
+        found = self._booked.get((number, action))
+        if found is None:
+            control = self.controls[number]
+            after = control
+            for one in leader.build(action, control, seen):
+                after = leader.commit(one, after, held) or after
+            leader.check(control, after)
+            found = self._booked[number, action] = self.controls.number(after)
+        return found
+
+    def choice(
+        self, action: Action, number: int, held: dict[str, Key], seen: ClusterView
+    ) -> Choice | None:
+        """What a write of the leader would come to."""
+        leases = tuple(key.lease if key else 0 for key in map(held.get, self.names))
+        memory = (action, number, leases)
+        if memory not in self._choices:
+            self._choices[memory] = self._chosen(action, self.controls[number], held, seen)
+        return self._choices[memory]
+
+    def _chosen(
+        self, action: Action, control: Control, held: dict[str, Key], seen: ClusterView
+    ) -> Choice | None:
+        try:
+            transactions = leader.build(action, control, seen)
+        except Stale:
+            return None
+        after = control
+        for one in transactions:
+            written = leader.commit(one, after, held)
+            if written is None:
+                break
+            leader.check(after, written)
+            after = written
+        number = self.controls.number(after)
+        what = describe(action)
+        return Choice(what, action, number, Pending(what, transactions, False))
+
+
+def describe(action: Action) -> str:
+    """An action in a few words."""
+    if isinstance(action, Transition):
+        record: Generation = action.generation
+        more = f" S={record.resume_step}" if record.phase is Phase.RESTORE else ""
+        return f"{record.phase.name} g{record.generation}{more} ({action.reason.splitlines()[0]})"
+    if isinstance(action, DeclareDead):
+        return f"{action.incarnation} is dead ({action.reason})"
+    return type(action).__name__
