@@ -336,12 +336,15 @@ class Assignment(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    CONTROL_ADDRESS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.str
     job: _builtins.str
     slot: _builtins.int
     generation: _builtins.int
     """the generation that placed it"""
+    control_address: _builtins.str
+    """where to ask it, should its own record be gone"""
     def __init__(
         self,
         *,
@@ -350,10 +353,11 @@ class Assignment(_message.Message):
         job: _builtins.str = ...,
         slot: _builtins.int = ...,
         generation: _builtins.int = ...,
+        control_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "job", b"job", "node", b"node", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "generation", b"generation", "incarnation", b"incarnation", "job", b"job", "node", b"node", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.controller import records
 from coordinator.controller.transactions import Context, Stale, Transaction, build, undo_staged
 from coordinator.controller.view import Observer
 from coordinator.model import ClusterView, Settings, Verdict
@@ -30,14 +29,12 @@ from coordinator.store import (
     Changed,
     Created,
     GuardFailed,
-    KeyKind,
     Listed,
     Store,
     StoreError,
     StoreRequestError,
     StoreUnavailable,
     WatchEvent,
-    keys,
 )
 
 log = logging.getLogger(__name__)
@@ -101,32 +98,12 @@ class Leader:
             self._observer.list(event.items, event.revision, now)
             self._listed = True
             log.info("leading: %d records at revision %d", len(event.items), event.revision)
-            self._recall_addresses(event)
         elif isinstance(event, Changed):
             for change in event.changes:
                 self._observer.change(change.key, change.kv, now)
             self._observer.revision = max(self._observer.revision, event.revision)
             self._not_before = 0.0
         self._report_unreadable()
-
-    def _recall_addresses(self, listed: Listed) -> None:
-        """Find out where to ask nodes that were gone before this leader looked.
-
-        A node's key stood when its assignment was written: etcd's history has it, mostly.
-        """
-        for node, incarnation in self._observer.suspects():
-            assignment = listed.items.get(keys.assignment(node))
-            if assignment is None:
-                continue
-            key = keys.node(node)
-            try:
-                then = self._store.list(key, revision=assignment.mod_revision).items.get(key)
-                record = records.load(KeyKind.NODE, then) if then is not None else None
-            except StoreError as error:
-                log.info("no address at which to ask %s (%s): %s", node, incarnation, error)
-                continue
-            if record is not None and record.incarnation == incarnation:
-                self._observer.address(record)
 
     def probed(self, said: Probed) -> None:
         """Take in the answer to a probe, or its absence."""

@@ -193,11 +193,6 @@ class Observer:
             self._verdicts[node, incarnation] = (verdict, detail)
             self._suspects = None
 
-    def address(self, node: Node) -> None:
-        """Where an incarnation can be asked that was registered before this list."""
-        self._addresses.setdefault((node.node, node.incarnation), node.control_address)
-        self._suspects = None
-
     def forget_verdicts(self) -> None:
         """As if no suspect had been asked yet."""
         if self._verdicts:
@@ -352,7 +347,10 @@ class Observer:
 
     def _suspect(self, node: str, incarnation: str) -> Suspect:
         verdict, detail = self._verdicts.get((node, incarnation), (Verdict.UNKNOWN, ""))
-        address = self._addresses.get((node, incarnation), "")
+        held = self._assignments.live.get(node)
+        # A leader that came after its record was gone knows it by its place alone.
+        placed = held.control_address if held and held.incarnation == incarnation else ""
+        address = self._addresses.get((node, incarnation), placed)
         return Suspect(node, incarnation, address, verdict, detail)
 
     def _forget_addresses(self, missing: set[tuple[str, str]]) -> None:

@@ -114,6 +114,7 @@ class Assignment:
     job: str = ""
     slot: int = 0
     generation: int = 0
+    control_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

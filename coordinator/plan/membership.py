@@ -240,15 +240,24 @@ class _Builder:
 
     def place(self, number: int, node: str) -> None:
         spec = self._job.job.spec
-        incarnation = self._view.nodes[node].record.incarnation
+        record = self._view.nodes[node].record
         self._slots[number] = Slot(
             slot=number,
             node=node,
-            incarnation=incarnation,
+            incarnation=record.incarnation,
             ranks=(SlotRank(since=self._number),) * spec.ranks_per_node,
             generation=self._number,
         )
-        self._assign.append(Assignment(node, incarnation, spec.name, number, self._number))
+        self._assign.append(
+            Assignment(
+                node,
+                record.incarnation,
+                spec.name,
+                number,
+                self._number,
+                record.control_address,
+            )
+        )
 
     def restart(self, old: Slot, local: frozenset[int]) -> None:
         ranks = tuple(

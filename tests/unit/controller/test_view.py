@@ -278,6 +278,17 @@ def test_a_new_leader_suspects_who_is_gone_already(running: Etcd) -> None:
     assert view.suspects == {("n0", "a"): Suspect("n0", "a", "")}
 
 
+def test_a_new_leader_knows_by_its_place_where_to_ask_who_is_gone_already(running: Etcd) -> None:
+    running.put(keys.assignment("n0"), replace(PLACE, control_address="127.0.0.1:1"))
+    running.delete(keys.node("n0"))
+    view = running.seen_anew(9.0).view()
+    assert view.suspects == {("n0", "a"): Suspect("n0", "a", "127.0.0.1:1")}
+    running.put(keys.assignment("n0"), replace(PLACE, incarnation="b", control_address="other"))
+    suspects = running.seen_anew(9.0).view().suspects
+    assert suspects["n0", "a"].control_address == ""
+    assert suspects["n0", "b"].control_address == "other"
+
+
 def test_verdicts(running: Etcd) -> None:
     running.observer.verdict("n0", "a", Verdict.DEAD, "refused")
     running.delete(keys.node("n0"))

@@ -135,7 +135,7 @@ class TestReplacement:
         assert [(one.slot, one.node) for one in change.slots] == [(1, "z")]
         assert change.slots[0].ranks == (SlotRank("", 5),)
         assert change.unassign == ("n1",)
-        assert [one.node for one in change.assign] == ["z"]
+        assert [(one.node, one.control_address) for one in change.assign] == [("z", "z:1")]
         assert change.generation.changed_slots == (1,)
         assert "slot 1: n1 -> hot spare z" in change.reason
         assert change.generation.last_running_generation == 4
