@@ -44,6 +44,9 @@ _SETTINGS: Mapping[str, str] = {
     "regroup": "how long a broken group waits for a culprit to show before it is rebuilt with "
     "everybody; doubled for each time in a row",
     "regroup_max": "upper bound of that doubling",
+    "restart": "before an ended trainer is started again on its node, from an incident's second "
+    "try on; doubled for each further one",
+    "restart_max": "upper bound of that doubling",
     "status": "the least time between two writes of a job's step into its status",
 }
 

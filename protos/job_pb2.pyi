@@ -53,6 +53,7 @@ class JobSpec(_message.Message):
     SPARES_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
+    MIN_REPLICAS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     working_directory: _builtins.str
     replicas: _builtins.int
@@ -64,6 +65,8 @@ class JobSpec(_message.Message):
     seed: _builtins.int
     restarts: _builtins.int
     """trainers that may end by themselves before the job is FAILED"""
+    min_replicas: _builtins.int
+    """with fewer it waits; 0: it never goes on with fewer than `replicas`"""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -81,10 +84,11 @@ class JobSpec(_message.Message):
         spares: _builtins.int = ...,
         seed: _builtins.int = ...,
         restarts: _builtins.int = ...,
+        min_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "name", b"name", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "restarts", b"restarts", "seed", b"seed", "shard_positions", b"shard_positions", "spares", b"spares", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "min_replicas", b"min_replicas", "name", b"name", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "restarts", b"restarts", "seed", b"seed", "shard_positions", b"shard_positions", "spares", b"spares", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

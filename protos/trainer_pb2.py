@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import membership_pb2 as protos_dot_membership__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/trainer.proto\x12\x0bhotspare.v1\x1a\x17protos/membership.proto\"\xc5\x01\n\x07Welcome\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rspec_revision\x18\x02 \x01(\x03\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x03\x12\x12\n\nlocal_rank\x18\x05 \x01(\x05\x12\x16\n\x0eranks_per_node\x18\x06 \x01(\x05\x12\x17\n\x0fshard_positions\x18\x07 \x01(\x05\x12\x10\n\x08replicas\x18\x08 \x01(\x05\x12\r\n\x05spare\x18\t \x01(\x08\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\"B\n\x04Stop\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x18\n\x10offer_rendezvous\x18\x03 \x01(\x08\"\xdf\x01\n\x07Restore\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x13\n\x0bresume_step\x18\x02 \x01(\x03\x12\x0f\n\x07initial\x18\x03 \x01(\x08\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0f\n\x07replica\x18\x05 \x01(\x05\x12\x10\n\x08replicas\x18\x06 \x01(\x05\x12\x16\n\x0eshard_position\x18\x07 \x01(\x05\x12$\n\x07sources\x18\x08 \x03(\x0b\x32\x13.hotspare.v1.Source\x12+\n\nrendezvous\x18\t \x01(\x0b\x32\x17.hotspare.v1.Rendezvous\"\x1d\n\x07Running\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"\x17\n\x07Release\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\xdd\x01\n\tToTrainer\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.hotspare.v1.WelcomeH\x00\x12!\n\x04stop\x18\x02 \x01(\x0b\x32\x11.hotspare.v1.StopH\x00\x12\'\n\x07restore\x18\x03 \x01(\x0b\x32\x14.hotspare.v1.RestoreH\x00\x12\'\n\x07running\x18\x04 \x01(\x0b\x32\x14.hotspare.v1.RunningH\x00\x12\'\n\x07release\x18\x05 \x01(\x0b\x32\x14.hotspare.v1.ReleaseH\x00\x42\t\n\x07message\"&\n\x05Hello\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\"\x07\n\x05Ready\"\xa9\x01\n\x07Stopped\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12%\n\x05phase\x18\x02 \x01(\x0e\x32\x16.hotspare.v1.StepPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\x0einitial_digest\x18\x04 \x01(\t\x12\x15\n\rshard_address\x18\x05 \x01(\t\x12&\n\x05offer\x18\x06 \x01(\x0b\x32\x17.hotspare.v1.Rendezvous\"M\n\x08Restored\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1f\n\x04pull\x18\x03 \x01(\x0b\x32\x11.hotspare.v1.Pull\"*\n\x06Joined\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\"-\n\tCommitted\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\"9\n\x06\x42roken\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"$\n\x04\x44one\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\")\n\x06\x46\x61iled\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x11\n\ttraceback\x18\x02 \x01(\t\"\xfb\x02\n\x0b\x46romTrainer\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.hotspare.v1.HelloH\x00\x12#\n\x05ready\x18\x02 \x01(\x0b\x32\x12.hotspare.v1.ReadyH\x00\x12\'\n\x07stopped\x18\x03 \x01(\x0b\x32\x14.hotspare.v1.StoppedH\x00\x12)\n\x08restored\x18\x04 \x01(\x0b\x32\x15.hotspare.v1.RestoredH\x00\x12%\n\x06joined\x18\x05 \x01(\x0b\x32\x13.hotspare.v1.JoinedH\x00\x12+\n\tcommitted\x18\x06 \x01(\x0b\x32\x16.hotspare.v1.CommittedH\x00\x12%\n\x06\x62roken\x18\x07 \x01(\x0b\x32\x13.hotspare.v1.BrokenH\x00\x12!\n\x04\x64one\x18\x08 \x01(\x0b\x32\x11.hotspare.v1.DoneH\x00\x12%\n\x06\x66\x61iled\x18\t \x01(\x0b\x32\x13.hotspare.v1.FailedH\x00\x42\t\n\x07messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/trainer.proto\x12\x0bhotspare.v1\x1a\x17protos/membership.proto\"\xc5\x01\n\x07Welcome\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rspec_revision\x18\x02 \x01(\x03\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x03\x12\x12\n\nlocal_rank\x18\x05 \x01(\x05\x12\x16\n\x0eranks_per_node\x18\x06 \x01(\x05\x12\x17\n\x0fshard_positions\x18\x07 \x01(\x05\x12\x10\n\x08replicas\x18\x08 \x01(\x05\x12\r\n\x05spare\x18\t \x01(\x08\x12\x14\n\x0c\x64\x61ta_address\x18\n \x01(\t\"B\n\x04Stop\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x18\n\x10offer_rendezvous\x18\x03 \x01(\x08\"\xf0\x01\n\x07Restore\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x13\n\x0bresume_step\x18\x02 \x01(\x03\x12\x0f\n\x07initial\x18\x03 \x01(\x08\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x0f\n\x07replica\x18\x05 \x01(\x05\x12\x10\n\x08replicas\x18\x06 \x01(\x05\x12\x16\n\x0eshard_position\x18\x07 \x01(\x05\x12$\n\x07sources\x18\x08 \x03(\x0b\x32\x13.hotspare.v1.Source\x12+\n\nrendezvous\x18\t \x01(\x0b\x32\x17.hotspare.v1.Rendezvous\x12\x0f\n\x07reserve\x18\n \x01(\x08\"\x1d\n\x07Running\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"\x17\n\x07Release\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\xdd\x01\n\tToTrainer\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.hotspare.v1.WelcomeH\x00\x12!\n\x04stop\x18\x02 \x01(\x0b\x32\x11.hotspare.v1.StopH\x00\x12\'\n\x07restore\x18\x03 \x01(\x0b\x32\x14.hotspare.v1.RestoreH\x00\x12\'\n\x07running\x18\x04 \x01(\x0b\x32\x14.hotspare.v1.RunningH\x00\x12\'\n\x07release\x18\x05 \x01(\x0b\x32\x14.hotspare.v1.ReleaseH\x00\x42\t\n\x07message\"&\n\x05Hello\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\"\x07\n\x05Ready\"\xa9\x01\n\x07Stopped\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12%\n\x05phase\x18\x02 \x01(\x0e\x32\x16.hotspare.v1.StepPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\x0einitial_digest\x18\x04 \x01(\t\x12\x15\n\rshard_address\x18\x05 \x01(\t\x12&\n\x05offer\x18\x06 \x01(\x0b\x32\x17.hotspare.v1.Rendezvous\"M\n\x08Restored\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1f\n\x04pull\x18\x03 \x01(\x0b\x32\x11.hotspare.v1.Pull\"*\n\x06Joined\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\"-\n\tCommitted\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\"9\n\x06\x42roken\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"$\n\x04\x44one\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\")\n\x06\x46\x61iled\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x11\n\ttraceback\x18\x02 \x01(\t\"\xfb\x02\n\x0b\x46romTrainer\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.hotspare.v1.HelloH\x00\x12#\n\x05ready\x18\x02 \x01(\x0b\x32\x12.hotspare.v1.ReadyH\x00\x12\'\n\x07stopped\x18\x03 \x01(\x0b\x32\x14.hotspare.v1.StoppedH\x00\x12)\n\x08restored\x18\x04 \x01(\x0b\x32\x15.hotspare.v1.RestoredH\x00\x12%\n\x06joined\x18\x05 \x01(\x0b\x32\x13.hotspare.v1.JoinedH\x00\x12+\n\tcommitted\x18\x06 \x01(\x0b\x32\x16.hotspare.v1.CommittedH\x00\x12%\n\x06\x62roken\x18\x07 \x01(\x0b\x32\x13.hotspare.v1.BrokenH\x00\x12!\n\x04\x64one\x18\x08 \x01(\x0b\x32\x11.hotspare.v1.DoneH\x00\x12%\n\x06\x66\x61iled\x18\t \x01(\x0b\x32\x13.hotspare.v1.FailedH\x00\x42\t\n\x07messageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOP']._serialized_start=262
   _globals['_STOP']._serialized_end=328
   _globals['_RESTORE']._serialized_start=331
-  _globals['_RESTORE']._serialized_end=554
-  _globals['_RUNNING']._serialized_start=556
-  _globals['_RUNNING']._serialized_end=585
-  _globals['_RELEASE']._serialized_start=587
-  _globals['_RELEASE']._serialized_end=610
-  _globals['_TOTRAINER']._serialized_start=613
-  _globals['_TOTRAINER']._serialized_end=834
-  _globals['_HELLO']._serialized_start=836
-  _globals['_HELLO']._serialized_end=874
-  _globals['_READY']._serialized_start=876
-  _globals['_READY']._serialized_end=883
-  _globals['_STOPPED']._serialized_start=886
-  _globals['_STOPPED']._serialized_end=1055
-  _globals['_RESTORED']._serialized_start=1057
-  _globals['_RESTORED']._serialized_end=1134
-  _globals['_JOINED']._serialized_start=1136
-  _globals['_JOINED']._serialized_end=1178
-  _globals['_COMMITTED']._serialized_start=1180
-  _globals['_COMMITTED']._serialized_end=1225
-  _globals['_BROKEN']._serialized_start=1227
-  _globals['_BROKEN']._serialized_end=1284
-  _globals['_DONE']._serialized_start=1286
-  _globals['_DONE']._serialized_end=1322
-  _globals['_FAILED']._serialized_start=1324
-  _globals['_FAILED']._serialized_end=1365
-  _globals['_FROMTRAINER']._serialized_start=1368
-  _globals['_FROMTRAINER']._serialized_end=1747
+  _globals['_RESTORE']._serialized_end=571
+  _globals['_RUNNING']._serialized_start=573
+  _globals['_RUNNING']._serialized_end=602
+  _globals['_RELEASE']._serialized_start=604
+  _globals['_RELEASE']._serialized_end=627
+  _globals['_TOTRAINER']._serialized_start=630
+  _globals['_TOTRAINER']._serialized_end=851
+  _globals['_HELLO']._serialized_start=853
+  _globals['_HELLO']._serialized_end=891
+  _globals['_READY']._serialized_start=893
+  _globals['_READY']._serialized_end=900
+  _globals['_STOPPED']._serialized_start=903
+  _globals['_STOPPED']._serialized_end=1072
+  _globals['_RESTORED']._serialized_start=1074
+  _globals['_RESTORED']._serialized_end=1151
+  _globals['_JOINED']._serialized_start=1153
+  _globals['_JOINED']._serialized_end=1195
+  _globals['_COMMITTED']._serialized_start=1197
+  _globals['_COMMITTED']._serialized_end=1242
+  _globals['_BROKEN']._serialized_start=1244
+  _globals['_BROKEN']._serialized_end=1301
+  _globals['_DONE']._serialized_start=1303
+  _globals['_DONE']._serialized_end=1339
+  _globals['_FAILED']._serialized_start=1341
+  _globals['_FAILED']._serialized_end=1382
+  _globals['_FROMTRAINER']._serialized_start=1385
+  _globals['_FROMTRAINER']._serialized_end=1764
 # @@protoc_insertion_point(module_scope)

@@ -113,6 +113,7 @@ class Restore(_message.Message):
     SHARD_POSITION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    RESERVE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     resume_step: _builtins.int
     initial: _builtins.bool
@@ -123,6 +124,8 @@ class Restore(_message.Message):
     replicas: _builtins.int
     """how many this generation has"""
     shard_position: _builtins.int
+    reserve: _builtins.bool
+    """hold and serve the state, but don't join: its replica is absent"""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.Source]:
         """of this shard position"""
@@ -141,10 +144,11 @@ class Restore(_message.Message):
         shard_position: _builtins.int = ...,
         sources: _abc.Iterable[_membership_pb2.Source] | None = ...,
         rendezvous: _membership_pb2.Rendezvous | None = ...,
+        reserve: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "initial", b"initial", "rank", b"rank", "rendezvous", b"rendezvous", "replica", b"replica", "replicas", b"replicas", "resume_step", b"resume_step", "shard_position", b"shard_position", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "initial", b"initial", "rank", b"rank", "rendezvous", b"rendezvous", "replica", b"replica", "replicas", b"replicas", "reserve", b"reserve", "resume_step", b"resume_step", "shard_position", b"shard_position", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,7 +53,9 @@ _NUMBERS: Mapping[str, tuple[int, int]] = {
     "spares": (0, MAX_SPARES),
     "seed": (0, MAX_SEED),
     "restarts": (0, MAX_RESTARTS),
+    "min_replicas": (0, MAX_RANKS),
 }
+_RELATED = ("replicas", "ranks_per_node", "min_replicas")
 _REQUIRED = ("name", "command", "replicas")
 _FIELDS = ("name", "command", "environment", "working_directory", *_NUMBERS)
 
@@ -133,6 +135,14 @@ def _check_shape(spec: JobSpec) -> list[Problem]:
     """What only the numbers together can have wrong; each alone is within its range."""
     problems = []
     ranks = spec.ranks
+    if spec.replicas < spec.min_replicas <= MAX_RANKS:
+        problems.append(
+            Problem(
+                "min_replicas",
+                _shown(spec.min_replicas),
+                f"at most replicas = {spec.replicas}; without it the job never shrinks",
+            )
+        )
     if ranks > MAX_RANKS:
         problems.append(
             Problem(
@@ -255,7 +265,7 @@ def parse(text: str) -> JobSpec:
     spoken_of = {one.field for one in problems}
     relations_known = not spoken_of & {"replicas", "shard_positions", "ranks_per_node"}
     for problem in validate(judged):
-        related = problem.field in ("replicas", "ranks_per_node") and not relations_known
+        related = problem.field in _RELATED and not relations_known
         if problem.field not in spoken_of and not (related and _alone_ok(judged, problem.field)):
             problems.append(problem)
     if problems:

@@ -157,7 +157,10 @@ def _transition(action: Transition, context: Context) -> tuple[Transaction, ...]
         writes: list[Write] = [Put(keys.slot(job, slot.slot), dump(slot))]
         needed: list[Guard] = []
         assignment = placed.pop(slot.slot, None)
-        if assignment is not None:
+        if assignment is not None and assignment.node in context.view.assignments:
+            # an owner that moves: nobody but the leader writes its place, or this job's slots
+            writes.append(Put(keys.assignment(assignment.node), dump(assignment)))
+        elif assignment is not None:
             live = context.view.nodes.get(assignment.node)
             if live is None or live.record.incarnation != assignment.incarnation:
                 raise Stale(f"node {assignment.node} has another incarnation by now")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -21,6 +22,7 @@ class JobSpec:
     spares: int = 0
     seed: int = 0
     restarts: int = 0
+    min_replicas: int = 0
 
     @property
     def ranks(self) -> int:
@@ -31,6 +33,26 @@ class JobSpec:
     def slots(self) -> int:
         """The number of nodes of the whole job."""
         return self.ranks // self.ranks_per_node
+
+    @property
+    def fewest(self) -> int:
+        """The number of replicas below which the job waits."""
+        return self.min_replicas or self.replicas
+
+    @property
+    def block_replicas(self) -> int:
+        """A job shrinks and grows by blocks: the fewest whole replicas that fill whole nodes."""
+        return math.lcm(self.shard_positions, self.ranks_per_node) // self.shard_positions
+
+    @property
+    def block_slots(self) -> int:
+        """The nodes of a block."""
+        return math.lcm(self.shard_positions, self.ranks_per_node) // self.ranks_per_node
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the whole job has."""
+        return self.slots // self.block_slots
 
     def rank(self, slot: int, local_rank: int) -> int:
         """The rank of a slot's local rank: fixed for the whole job."""

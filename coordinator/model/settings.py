@@ -39,5 +39,12 @@ class Settings:
     regroup_max: float = 30.0
     """Upper bound of that doubling."""
 
+    restart: float = 1.0
+    """Before a trainer that has ended is started again on its node, if that is not the first try
+    of an incident; doubled for each further one."""
+
+    restart_max: float = 60.0
+    """Upper bound of that doubling."""
+
     status: float = 1.0
     """A job's step is written to its status at most once in this time."""

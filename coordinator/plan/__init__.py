@@ -9,7 +9,7 @@ fails because the world moved on is simply decided anew.
 from __future__ import annotations
 
 from coordinator.model import ClusterView, JobView, Phase, Settings
-from coordinator.plan import deaths, incidents, membership, recover, status, valve, warm
+from coordinator.plan import deaths, incidents, ladder, membership, recover, status, valve, warm
 from coordinator.plan.actions import (
     Action,
     DeclareDead,
@@ -84,7 +84,7 @@ def _job(
         over = recover.finished(job)
         if over is not None:
             return [over]
-    changed = membership.change(view, job, taken, membership.find(view, job))
+    changed = ladder.change(view, job, taken, now, settings)
     if changed is not None:
         return [changed]
     if generation.phase is not Phase.PAUSE:

@@ -38,12 +38,12 @@ def of_deadlines(
     waited = now - job.phase_at
     late: list[tuple[Slot, str]] = []
     if generation.phase is Phase.PAUSE:
-        for slot in holders.owners(job):
+        for slot in holders.members(job):
             limit = _pause_limit(slot, settings)
             if waited >= limit and holders.acks(job, slot) is None:
                 late.append((slot, f"it has not acknowledged PAUSE within {limit:g} s"))
     elif generation.phase is Phase.RESTORE and waited >= settings.restore:
-        for slot in holders.owners(job):
+        for slot in holders.members(job):
             for local in range(len(slot.ranks)):
                 seen = holders.progress(job, slot, local)
                 if seen is None or seen.restored < generation.generation:

@@ -26,6 +26,28 @@ def owners(job: JobView) -> Iterator[Slot]:
             yield slot
 
 
+def absent(job: JobView, number: int) -> bool:
+    """Whether the generation runs without a slot: all replicas of its block are absent."""
+    spec = job.job.spec
+    return (
+        job.generation is not None
+        and spec.replica(spec.rank(number, 0)) in job.generation.absent_replicas
+    )
+
+
+def members(job: JobView) -> Iterator[Slot]:
+    """The owners that make up the group: those of the replicas that the generation has."""
+    return (slot for slot in owners(job) if not absent(job, slot.slot))
+
+
+def reserves(job: JobView) -> Iterator[Slot]:
+    """The owners of absent replicas: their replica broke, and they hold state until RUNNING.
+
+    They stop, acknowledge and follow the RESTORE like everybody, but don't join (rule 8).
+    """
+    return (slot for slot in owners(job) if absent(job, slot.slot))
+
+
 def staged(job: JobView) -> frozenset[int]:
     """Slots written for a generation whose record isn't there: a large change takes several
     transactions, and the leader that began it is gone. Only the next generation makes them valid.
@@ -122,27 +144,27 @@ def may_hold_state(job: JobView, slot: Slot, local: int) -> bool:
     return True
 
 
+def held(view: ClusterView, job: JobView, slot: Slot, *, known: bool = False) -> frozenset[int]:
+    """The shard positions whose state a slot may hold; with ``known``, is known to hold."""
+    spec = job.job.spec
+    over = ended(view, job, slot)
+    holds = holds_state if known else may_hold_state
+    return frozenset(
+        spec.shard_position(spec.rank(slot.slot, local))
+        for local in range(len(slot.ranks))
+        if local not in over and holds(job, slot, local)
+    )
+
+
 def held_elsewhere(view: ClusterView, job: JobView, slot: Slot, leaving: Set[int]) -> bool:
     """Whether all that a slot may hold is held by other slots too, not counting ``leaving``.
 
     Rule 8: nobody that still answers is given up while it is the last holder of a position.
     """
-    spec = job.job.spec
-    over = ended(view, job, slot)
-    held = {
-        spec.shard_position(spec.rank(slot.slot, local))
-        for local in range(len(slot.ranks))
-        if local not in over and may_hold_state(job, slot, local)
-    }
+    left = held(view, job, slot)
     for other in owners(job):
         if other.slot == slot.slot or other.slot in leaving:
             continue
-        if not view.alive(other.node, other.incarnation):
-            continue
-        over = ended(view, job, other)
-        held -= {
-            spec.shard_position(spec.rank(other.slot, local))
-            for local in range(len(other.ranks))
-            if local not in over and holds_state(job, other, local)
-        }
-    return not held
+        if view.alive(other.node, other.incarnation):
+            left -= held(view, job, other, known=True)
+    return not left

@@ -71,7 +71,7 @@ def follow(job: JobView) -> UpdateIncident | None:
     number = generation.generation
     ranks = [
         holders.progress(job, slot, local)
-        for slot in holders.owners(job)
+        for slot in holders.members(job)
         for local in range(len(slot.ranks))
     ]
     restored = bool(ranks) and all(one is not None and one.restored >= number for one in ranks)

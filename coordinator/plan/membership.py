@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next generation: who owns which slot, and why it changes."""
+"""What is wrong with a generation's owners, and generations that change nobody's place."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from coordinator.model import (
-    Assignment,
     Cause,
     ClusterView,
     Generation,
     JobView,
     Phase,
     Settings,
-    Slot,
-    SlotRank,
     TrainerExit,
 )
 from coordinator.plan import holders, incidents
 from coordinator.plan.actions import Transition, Wait
+from coordinator.plan.builder import Builder
 from coordinator.plan.placement import candidates, unusable
-
-OFFERS = 3
-"""How many slots offer a rendezvous store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ def find(view: ClusterView, job: JobView) -> Faults:
     lost: list[int] = []
     over: list[tuple[int, int, TrainerExit]] = []
     staged = tuple(sorted(holders.staged(job)))
-    for slot in holders.owners(job):
+    for slot in holders.members(job):
         if view.flags_of(slot.node).is_dead(slot.incarnation):
             lost.append(slot.slot)
         elif slot.slot not in staged:
@@ -78,7 +73,7 @@ def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait
             f"needs {len(open_slots)} nodes, {len(found)} are free"
             + (f" ({'; '.join(refused[:5])})" if refused else ""),
         )
-    build = _Builder(view, job, 1)
+    build = Builder(view, job, 1)
     for number, node in zip(open_slots, found, strict=False):
         if number in job.slots:
             build.free(job.slots[number])
@@ -86,79 +81,10 @@ def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait
     return build.transition(None, f"start on {spec.slots} nodes")
 
 
-def change(
-    view: ClusterView, job: JobView, taken: Set[str], faults: Faults
-) -> Transition | Wait | None:
-    """A generation that mends the faults and fills empty slots; None when all is well.
-
-    A hot spare comes first; without one an ended trainer is restarted where it was; a slot for
-    which there is no node stays empty, its job paused, until one comes.
-    """
-    current = job.current
-    spec = job.job.spec
-    found = candidates(view, job.job, taken)
-    empty = {number for number, slot in job.slots.items() if not slot.node}
-    if not faults and not (empty and found.all):
-        return None
-    restarts = current.restarts + len(faults.ended)
-    if restarts > spec.restarts and faults.ended:
-        return failed(job, faults, restarts)
-
-    build = _Builder(view, job, current.generation + 1)
-    free = list(found.all)
-    hot = set(found.hot)
-    reasons: list[str] = []
-    nodes: list[str] = []
-    if faults.staged:
-        reasons.append(f"slots {some(faults.staged)} were written before the leader changed")
-    for number in sorted({*faults.lost, *empty}):
-        old = job.slots.get(number, Slot(slot=number))
-        if old.node:
-            nodes.append(old.node)
-            build.free(old)
-        if free:
-            node = free.pop(0)
-            build.place(number, node)
-            kind = "hot" if node in hot else "cold"
-            reasons.append(f"slot {number}: {old.node or 'empty'} -> {kind} spare {node}")
-        else:
-            build.empty(number)
-            what = f"{old.node} is lost" if old.node else "still empty"
-            reasons.append(f"slot {number}: {what}, no node is free")
-    leaving = {*faults.lost}
-    by_slot: dict[int, list[tuple[int, TrainerExit]]] = {}
-    for number, local, exit_ in faults.ended:
-        by_slot.setdefault(number, []).append((local, exit_))
-    for number, over in by_slot.items():
-        old = job.slots[number]
-        nodes.append(old.node)
-        how = ", ".join(
-            f"rank {spec.rank(number, local)} {describe(exit_)}" for local, exit_ in over
-        )
-        # an unhealthy node leaves even for a spare that has to start first
-        better = bool(free) and (
-            free[0] in hot or bool(unusable(view, old.node, spec.ranks_per_node))
-        )
-        if better and holders.held_elsewhere(view, job, old, leaving):
-            node = free.pop(0)
-            leaving.add(number)
-            build.free(old)
-            build.place(number, node)
-            kind = "hot" if node in hot else "cold"
-            reasons.append(f"slot {number}: {how} on {old.node} -> {kind} spare {node}")
-        else:
-            build.restart(old, frozenset(local for local, _ in over))
-            reasons.append(f"slot {number}: {how} on {old.node}, restarted there")
-    why = "; ".join(reasons)
-    # a node that comes for an empty slot goes on with the incident that emptied it
-    cause = Cause.TRAINER_ENDED if faults.ended and not faults.lost else Cause.NODE_LOST
-    return build.transition((cause, tuple(nodes)), why, restarts=restarts)
-
-
 def regroup(view: ClusterView, job: JobView, cause: Cause, why: str) -> Transition:
     """A generation that changes nobody: the group is rebuilt, with another store."""
     current = job.current
-    build = _Builder(view, job, current.generation + 1)
+    build = Builder(view, job, current.generation + 1)
     return build.transition((cause, ()), why, regroups=regroups(job) + 1)
 
 
@@ -166,8 +92,8 @@ def restart_ranks(view: ClusterView, job: JobView, ranks: Set[int], why: str) ->
     """A generation in which some ranks start afresh where they are."""
     current = job.current
     spec = job.job.spec
-    build = _Builder(view, job, current.generation + 1)
-    for slot in holders.owners(job):
+    build = Builder(view, job, current.generation + 1)
+    for slot in holders.members(job):
         local = frozenset(
             one for one in range(len(slot.ranks)) if spec.rank(slot.slot, one) in ranks
         )
@@ -225,96 +151,3 @@ def describe(exit_: TrainerExit) -> str:
     if exit_.signal:
         return f"was ended by signal {exit_.signal}"
     return f"exited with code {exit_.code}"
-
-
-class _Builder:
-    """Collects what a generation changes."""
-
-    def __init__(self, view: ClusterView, job: JobView, number: int) -> None:
-        self._view = view
-        self._job = job
-        self._number = number
-        self._slots: dict[int, Slot] = {}
-        self._assign: list[Assignment] = []
-        self._unassign: list[str] = []
-
-    def place(self, number: int, node: str) -> None:
-        spec = self._job.job.spec
-        record = self._view.nodes[node].record
-        self._slots[number] = Slot(
-            slot=number,
-            node=node,
-            incarnation=record.incarnation,
-            ranks=(SlotRank(since=self._number),) * spec.ranks_per_node,
-            generation=self._number,
-        )
-        self._assign.append(
-            Assignment(
-                node,
-                record.incarnation,
-                spec.name,
-                number,
-                self._number,
-                record.control_address,
-            )
-        )
-
-    def restart(self, old: Slot, local: frozenset[int]) -> None:
-        ranks = tuple(
-            SlotRank(since=self._number) if one in local else rank
-            for one, rank in enumerate(old.ranks)
-        )
-        self._slots[old.slot] = replace(old, ranks=ranks, generation=self._number)
-
-    def empty(self, number: int) -> None:
-        self._slots[number] = Slot(slot=number, generation=self._number)
-
-    def free(self, old: Slot) -> None:
-        held = self._view.assignments.get(old.node)
-        name = self._job.job.spec.name
-        if held is not None and (held.job, held.slot) == (name, old.slot):
-            self._unassign.append(old.node)
-
-    def transition(
-        self,
-        incident: tuple[Cause, tuple[str, ...]] | None,
-        why: str,
-        *,
-        restarts: int | None = None,
-        regroups: int = 0,
-    ) -> Transition:
-        job, current = self._job, self._job.generation
-        slots = {**job.slots, **self._slots}
-        kept = [number for number in sorted(slots) if slots[number].node]
-        fresh = {
-            number
-            for number in kept
-            if any(rank.since == self._number for rank in slots[number].ranks)
-        }
-        offers = sorted(kept, key=lambda number: (number in fresh, number))[:OFFERS]
-        record = None
-        if incident is not None:
-            cause, nodes = incident
-            record = incidents.detected(job, self._number, cause, nodes, why)
-        generation = Generation(
-            job=job.job.spec.name,
-            generation=self._number,
-            phase=Phase.PAUSE,
-            spec_revision=job.job.spec_revision,
-            last_running_generation=current.last_running_generation if current else 0,
-            empty_slots=tuple(number for number in sorted(slots) if not slots[number].node),
-            changed_slots=tuple(sorted(self._slots))[:64],
-            rendezvous_slots=tuple(sorted(offers)),
-            incident=record.id if record is not None else "",
-            restarts=restarts if restarts is not None else (current.restarts if current else 0),
-            regroups=regroups,
-            reason=why,
-        )
-        return Transition(
-            generation,
-            why,
-            slots=tuple(self._slots[number] for number in sorted(self._slots)),
-            assign=tuple(self._assign),
-            unassign=tuple(self._unassign),
-            incident=record,
-        )

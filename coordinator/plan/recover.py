@@ -21,8 +21,9 @@ from coordinator.model import (
     Source,
     StepPhase,
 )
-from coordinator.plan import holders, incidents, membership
+from coordinator.plan import holders, incidents, membership, reserves
 from coordinator.plan.actions import Transition, Wait
+from coordinator.plan.ladder import too_few
 
 SOURCES = 4
 """How many sources a shard position names at most."""
@@ -49,34 +50,26 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
     """
     generation = job.current
     name = job.job.spec.name
-    waiting: list[str] = []
-    owned: list[_Owned] = []
-    for slot in holders.owners(job):
-        given = holders.acks(job, slot)
-        if given is None:
-            waiting.append(f"{slot.node} (slot {slot.slot})")
-            continue
-        for local, ack in enumerate(given):
-            position = job.job.spec.shard_position(ack.rank)
-            owned.append(_Owned(slot, local, position, ack))
+    owned, waiting = _acknowledged(job, holders.members(job))
+    kept, late = _acknowledged(job, reserves.of_use(view, job))
+    if late and now - job.phase_at < settings.pause:
+        waiting += late
     if waiting:
-        more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
-        return Wait(name, f"PAUSE: no acknowledgement yet from {', '.join(waiting[:5])}{more}")
+        return Wait(name, f"PAUSE: no acknowledgement yet from {reserves.names(waiting)}")
 
-    holding = [one for one in owned if one.ack.phase is not StepPhase.EMPTY]
-    held = {one.position for one in holding}
+    holding = _holding(owned)
+    told = [one.ack for one in (*holding, *_holding(kept))]
+    step = resume_step(told) if told else -1
+    kept = _following(kept, step)
+    held = {one.position for one in (*holding, *_holding(kept))}
     missing = tuple(one for one in range(job.job.spec.shard_positions) if one not in held)
     if missing and holders.has_run(job):
-        return membership.ended(
-            job,
-            Phase.LOST,
-            f"no living trainer holds shard positions {membership.some(missing)} any more",
-        )
-    if generation.empty_slots:
+        return reserves.missing(view, job, missing, late)
+    if open_slots(job):
         return Wait(
             name,
-            f"slots {membership.some(generation.empty_slots)} are empty "
-            "and no node is free to take them",
+            f"slots {membership.some(open_slots(job))} are empty and no node is free to take them; "
+            f"{too_few(job)}",
             blocked=True,
         )
     offers = [one.ack.offer for one in owned if one.ack.offer is not None]
@@ -86,7 +79,7 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
             return Wait(name, f"PAUSE: {why}; they are asked again soon")
         return membership.regroup(view, job, Cause.GROUP_BROKEN, why)
     rendezvous = offers[generation.regroups % len(offers)]
-    if not holding:
+    if not told:
         return _initial(view, job, owned, rendezvous)
     if missing:
         return membership.restart_ranks(
@@ -97,21 +90,87 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
             "all begin anew",
         )
 
-    step = resume_step([one.ack for one in holding])
-    for one in holding:
-        if not _reaches(one.ack, step):
+    wrong = [one for one in holding if not reaches(one.ack, step)]
+    if wrong:
+        return _behind(view, job, (*holding, *kept), wrong, step)
+    # who has the step already serves at once; who must apply its own update first comes after
+    ready = sorted(
+        (*holding, *_holding(kept)), key=lambda one: (one.ack.step != step, one.ack.rank)
+    )
+    empty = {one.position for one in (*owned, *kept) if one.ack.phase is StepPhase.EMPTY}
+    sources = _sources(ready, empty, "")
+    again = any(one.ack.step == step and one.ack.phase is not StepPhase.DONE for one in holding)
+    return _restore(
+        job, owned, step, sources, rendezvous, initial=False, lost_steps=int(again), kept=kept
+    )
+
+
+def _holding(owned: Iterable[_Owned]) -> list[_Owned]:
+    return [one for one in owned if one.ack.phase is not StepPhase.EMPTY]
+
+
+def _following(kept: list[_Owned], step: int) -> list[_Owned]:
+    """The ranks of the reserves that hold state and can reach the resume step with all of it."""
+    held = {one.slot.slot for one in _holding(kept)}
+    behind = {one.slot.slot for one in _holding(kept) if not reaches(one.ack, step)}
+    return [one for one in kept if one.slot.slot in held - behind]
+
+
+def _acknowledged(job: JobView, slots: Iterable[Slot]) -> tuple[list[_Owned], list[Slot]]:
+    """What the owners acknowledged, by rank; and who hasn't."""
+    owned: list[_Owned] = []
+    waiting: list[Slot] = []
+    for slot in slots:
+        given = holders.acks(job, slot)
+        if given is None:
+            waiting.append(slot)
+            continue
+        for local, ack in enumerate(given):
+            position = job.job.spec.shard_position(ack.rank)
+            owned.append(_Owned(slot, local, position, ack))
+    return owned, waiting
+
+
+def open_slots(job: JobView) -> tuple[int, ...]:
+    """The slots of present replicas that no node has: the job waits for some."""
+    return tuple(
+        number
+        for number, slot in sorted(job.slots.items())
+        if not slot.node and not holders.absent(job, number)
+    )
+
+
+def _behind(
+    view: ClusterView, job: JobView, holding: tuple[_Owned, ...], wrong: list[_Owned], step: int
+) -> Transition | Wait:
+    """Members that can't reach the resume step.
+
+    A reserve that came back may be: the others may have gone on without it, before RUNNING was
+    recorded. Its state is of no use then.
+    """
+    name, number = job.job.spec.name, job.current.generation
+    for one in wrong:
+        came_back = one.slot.generation == number and one.slot.ranks[one.local].since < number
+        if not came_back:
             return Wait(
                 name,
                 f"rank {one.ack.rank} holds state {one.ack.step} {one.ack.phase.name}, which can't "
                 f"reach the resume step {step}: the protocol was violated, an operator must decide",
                 blocked=True,
             )
-    # who has the step already serves at once; who must apply its own update first comes after
-    ready = sorted(holding, key=lambda one: (one.ack.step != step, one.ack.rank))
-    empty = {one.position for one in owned if one.ack.phase is StepPhase.EMPTY}
-    sources = _sources(ready, empty, "")
-    again = any(one.ack.step == step and one.ack.phase is not StepPhase.DONE for one in holding)
-    return _restore(job, owned, step, sources, rendezvous, initial=False, lost_steps=int(again))
+    held = {one.position for one in _holding(holding) if reaches(one.ack, step)}
+    missing = tuple(sorted({one.position for one in wrong} - held))
+    ranks = tuple(one.ack.rank for one in wrong)
+    if missing:
+        return membership.ended(
+            job,
+            Phase.LOST,
+            f"no living trainer holds state {step} of shard positions {membership.some(missing)} "
+            f"any more; ranks {membership.some(ranks)} have an older one",
+        )
+    return membership.restart_ranks(
+        view, job, set(ranks), f"ranks {membership.some(ranks)} have no state {step}, and pull it"
+    )
 
 
 def resume_step(holding: Iterable[RankAck]) -> int:
@@ -119,7 +178,8 @@ def resume_step(holding: Iterable[RankAck]) -> int:
     return max(one.step for one in holding)
 
 
-def _reaches(ack: RankAck, step: int) -> bool:
+def reaches(ack: RankAck, step: int) -> bool:
+    """Whether a rank holds the resume step, or comes to it by its own update."""
     return ack.step == step or (ack.step == step - 1 and ack.phase is StepPhase.PREPARED)
 
 
@@ -172,8 +232,11 @@ def _restore(
     *,
     initial: bool,
     lost_steps: int,
+    kept: Iterable[_Owned] = (),
 ) -> Transition:
+    """RESTORE; ``kept`` are the reserves that follow it, the others are freed."""
     generation = job.current
+    named = (*_named([*owned, *kept]), *reserves.freed(job, {one.slot.slot for one in kept}))
     why = f"every owner has stopped; resume at step {step}"
     incident = incidents.marked(job, "paused", why)
     if incident is not None:
@@ -186,10 +249,11 @@ def _restore(
             initial=initial,
             sources=sources,
             rendezvous=rendezvous,
+            empty_slots=reserves.empty_after(job, named),
             reason=why,
         ),
         why,
-        slots=_named(owned),
+        slots=named,
         incident=incident,
     )
 
@@ -210,7 +274,7 @@ def _named(owned: list[_Owned]) -> tuple[Slot, ...]:
 def _ranks(job: JobView) -> list[tuple[Slot, int, RankProgress | None]]:
     return [
         (slot, local, holders.progress(job, slot, local))
-        for slot in holders.owners(job)
+        for slot in holders.members(job)
         for local in range(len(slot.ranks))
     ]
 
@@ -230,9 +294,21 @@ def restoring(job: JobView) -> Transition | Wait:
             f"RESTORE: ranks {membership.some(tuple(waiting))} have not joined yet",
         )
     why = f"every rank has joined the group and runs from step {generation.resume_step}"
+    spec = job.job.spec
+    if generation.absent_replicas:
+        present = spec.replicas - len(generation.absent_replicas)
+        why += f", with {present} of {spec.replicas} replicas"
+    freed = reserves.freed(job)
     return Transition(
-        replace(generation, phase=Phase.RUNNING, last_running_generation=number, reason=why),
+        replace(
+            generation,
+            phase=Phase.RUNNING,
+            last_running_generation=number,
+            empty_slots=reserves.empty_after(job, freed),
+            reason=why,
+        ),
         why,
+        slots=freed,
         incident=incidents.marked(job, "regrouped"),
     )
 

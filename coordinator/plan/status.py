@@ -40,7 +40,7 @@ def of(job: JobView, wait: Wait | None) -> JobStatus:
         notes = [f"automatic recovery is paused ({paused})"] if paused else [waits]
         state, reason = JobState.RUNNING, "; ".join(filter(None, [generation.reason, *notes]))
         replicas = spec.replicas - len(generation.absent_replicas)
-    elif generation.empty_slots or blocked:
+    elif recover.open_slots(job) or blocked:
         state, reason = JobState.WAITING, waits or generation.reason
     elif not generation.last_running_generation:
         state, reason = JobState.STARTING, waits or generation.reason

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 
 from coordinator.model import ClusterView, JobView, Slot, TrainerState
+from coordinator.plan import arrange
 from coordinator.plan.actions import KeepWarm, Unassign
 from coordinator.plan.placement import unusable
 
@@ -37,7 +38,10 @@ def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
         job = view.jobs[name]
         if job.generation is None or _over(job):
             continue
-        wanted = job.job.spec.spares - kept.get(name, 0)
+        # what an absent replica lacks first becomes hot: then nobody waits for its start
+        lacking = arrange.wanted_blocks(job) - job.job.spec.blocks + len(arrange.absent_blocks(job))
+        wanted = job.job.spec.spares + max(0, lacking) * job.job.spec.block_slots
+        wanted -= kept.get(name, 0)
         for node in [one for one in free if not unusable(view, one, job.job.spec.ranks_per_node)]:
             if wanted <= 0:
                 break

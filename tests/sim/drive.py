@@ -28,6 +28,7 @@ class Shape:
     spares: int = 1
     steps: int = 2
     restarts: int = 3
+    fewest: int = 0
 
     @property
     def spec(self) -> JobSpec:
@@ -40,6 +41,7 @@ class Shape:
             ranks_per_node=self.ranks_per_node,
             spares=self.spares,
             restarts=self.restarts,
+            min_replicas=self.fewest,
         )
 
 

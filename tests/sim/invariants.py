@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.model import Generation, JobState, Phase, Slot
+from coordinator.model import Generation, JobSpec, JobState, Phase, Slot
 from coordinator.store import KeyKind, keys
 from tests.sim.etcd import Etcd, parsed
 from tests.sim.world import JOB, Process, Violation, World
@@ -22,6 +22,12 @@ def slots(etcd: Etcd, job: str = JOB) -> dict[int, Slot]:
         for key in etcd.items
         if parsed(key).kind is KeyKind.SLOT and parsed(key).job == job
     }
+
+
+def members_of(spec: JobSpec, generation: Generation) -> frozenset[int]:
+    """The ranks of the replicas that a generation has."""
+    gone = generation.absent_replicas
+    return frozenset(one for one in range(spec.ranks) if spec.replica(one) not in gone)
 
 
 def after_write(before: World, world: World) -> World:
@@ -42,9 +48,11 @@ def after_write(before: World, world: World) -> World:
     _empty_slots(world.etcd, new)
     if new.phase is Phase.RESTORE:
         _restore(world, new)
+        members = {**world.network.members, new.generation: members_of(world.spec, new)}
+        world = replace(world, network=replace(world.network, members=members))
     elif new.phase is Phase.RUNNING:
         joined = world.history.joined.get(new.generation, frozenset())
-        if len(joined) < world.spec.ranks:
+        if joined != world.network.members[new.generation]:
             raise Violation(f"RUNNING, but only ranks {sorted(joined)} have joined")
     elif new.phase is Phase.LOST:
         _lost(world, new)
@@ -121,7 +129,15 @@ def _restore(world: World, new: Generation) -> None:
         raise Violation(
             f"S = {new.resume_step}, but a rank has come to state {world.history.highest}"
         )
+    present = members_of(world.spec, new)
+    if len(new.absent_replicas) > world.spec.replicas - world.spec.fewest:
+        raise Violation(f"replicas {new.absent_replicas} are absent, {world.spec.fewest} needed")
     for number, slot in slots(world.etcd).items():
+        ranks = {world.spec.rank(number, one) for one in range(world.spec.ranks_per_node)}
+        if not ranks & present and not slot.node:
+            continue
+        if bool(ranks & present) != (ranks <= present):
+            raise Violation(f"slot {number} has ranks of absent replicas and of others")
         if not slot.node or not all(rank.instance for rank in slot.ranks):
             raise Violation(f"RESTORE, but slot {number} names {slot}")
     for source in new.sources:
@@ -214,8 +230,11 @@ def at_end(world: World) -> str:
         for name, node in world.nodes.items()
         if node.connected and etcd.get(keys.assignment(name)) is None
     ]
-    if free and generation is not None and generation.empty_slots:
-        raise Violation(f"slots {generation.empty_slots} are empty although {free} are free")
+    if generation is not None:
+        present = members_of(world.spec, generation)
+        waits = [one for one in generation.empty_slots if world.spec.rank(one, 0) in present]
+        if free and waits:
+            raise Violation(f"slots {waits} are empty although {free} are free")
     return f"WAITING: {status.reason}"
 
 

@@ -27,6 +27,14 @@ SHAPES = {
     "2x2 on 2 nodes": Shape(2, 2, 2),
     "4x1 on 2 nodes": Shape(4, 1, 2),
 }
+SHRINKING = {
+    "3x1 to 1": Shape(3, spares=0, fewest=1),
+    "3x1 to 2": Shape(3, spares=0, fewest=2),
+    "2x2 to 1": Shape(2, 2, spares=0, fewest=1),
+    "3x2 to 1 with a spare": Shape(3, 2, fewest=1),
+    "2x2 on 2 nodes to 1": Shape(2, 2, 2, spares=0, fewest=1),
+    "4x1 on 2 nodes to 2": Shape(4, 1, 2, spares=0, fewest=2),
+}
 PAIRS = sorted(itertools.combinations_with_replacement(sorted(faults.ALL), 2))
 
 
@@ -46,6 +54,39 @@ def test_one_fault_never_costs_the_job(kind: str, shape: Shape) -> None:
         assert end == "FINISHED"
 
 
+@pytest.mark.parametrize("shape", SHRINKING.values(), ids=SHRINKING)
+@pytest.mark.parametrize("kind", sorted(faults.ALL))
+def test_without_a_spare_one_fault_never_costs_the_job(kind: str, shape: Shape) -> None:
+    """It goes on with fewer replicas, and nothing need ever get well."""
+    for seed in range(4):
+        _, end = run(shape, Plan((kind,), mend=seed % 2 == 0), seed)
+        assert end == "FINISHED"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+def test_two_faults_without_a_spare_come_to_an_end(pair: tuple[str, str]) -> None:
+    for seed, shape in enumerate(SHRINKING.values()):
+        run(shape, Plan(pair, mend=seed % 2 == 0), seed)
+
+
+def test_a_job_shrinks_and_grows_again() -> None:
+    """Without a spare; those that live on are never started again."""
+    counts = set()
+    for seed in range(30):
+        shape = Shape(3, spares=0, fewest=2, steps=8)
+        before = drive.running(shape, seed % 7)
+        world, end = run(shape, Plan(("crash",)), seed)
+        assert end == "FINISHED"
+        sizes = [len(world.network.members[number]) for number in sorted(world.network.members)]
+        counts.add(tuple(sizes))
+        crashed = next(one for one in world.history.faults).split()[2]
+        for name, node in world.nodes.items():
+            if name != crashed:
+                assert node.lives == before.nodes[name].lives
+    assert (3, 2, 3) in counts
+    assert (3, 2) in counts
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_two_faults_come_to_an_end(pair: tuple[str, str]) -> None:
     for seed, shape in enumerate(SHAPES.values()):
@@ -57,7 +98,7 @@ def test_two_faults_come_to_an_end(pair: tuple[str, str]) -> None:
 @given(
     seed=st.integers(0, 2**32),
     kinds=st.lists(st.sampled_from(sorted(faults.ALL)), max_size=4).map(tuple),
-    shape=st.sampled_from(list(SHAPES.values())),
+    shape=st.sampled_from([*SHAPES.values(), *SHRINKING.values()]),
     mend=st.booleans(),
     from_start=st.booleans(),
 )

@@ -70,7 +70,7 @@ def _restore(world: World, name: str, me: Process, message: SendRestore) -> Worl
     )
     if verdict.do is Do.REFUSE:
         raise Violation(f"rank {me.rank} on {name} refuses RESTORE: {verdict.reason}")
-    me = replace(me, standing=verdict.standing, sources=message.sources)
+    me = replace(me, standing=verdict.standing, sources=message.sources, reserve=message.reserve)
     if verdict.do is Do.ADOPT:
         me = replace(me, lineage=(me.digest,))
     return _set(world, name, me)
@@ -107,7 +107,9 @@ def _restoring(world: World, name: str, me: Process, label: str) -> Iterator[Mov
     if phases.holds(standing, number).do is Do.GO:
         if me.restored < number:
             yield f"{label} has restored", partial(_restored, world, name, me)
-        elif len(world.network.arrived[number]) == world.spec.ranks:
+        elif not me.reserve and len(world.network.arrived[number]) == len(
+            world.network.members[number]
+        ):
             yield f"{label} joins {number}", partial(_join, world, name, me)
     if standing.phase is StepPhase.PREPARED and standing.resume_step == standing.step + 1:
         yield f"{label} rolls forward", partial(_roll_forward, world, name, me)
@@ -183,8 +185,9 @@ def _restored(world: World, name: str, me: Process) -> World:
                 f"generation {number} would go on from different states: rank {rank} has "
                 f"{other[2]}, rank {me.rank} has {mine[2]}"
             )
-    arrived = {**world.network.arrived, number: {**there, me.rank: mine}}
-    world = replace(world, network=replace(world.network, arrived=arrived))
+    if not me.reserve:
+        arrived = {**world.network.arrived, number: {**there, me.rank: mine}}
+        world = replace(world, network=replace(world.network, arrived=arrived))
     return _tell(world, name, replace(me, restored=number), restored=number)
 
 
@@ -213,8 +216,8 @@ def _running(world: World, name: str, me: Process, label: str) -> Iterator[Move]
         return
     if number in world.network.broken or _peer_is_gone(world, me):
         yield f"{label} sees group {number} break", partial(_breaks, world, name, me)
-    replica = peers(world, me.rank, replica=True)
-    group = peers(world, me.rank, replica=False)
+    replica = peers(world, number, me.rank, replica=True)
+    group = peers(world, number, me.rank, replica=False)
     level = world.network.levels[number, me.rank]
     if standing.phase is StepPhase.COMPUTING:
         if _entered(world.network, number, group, 3 * step):
@@ -284,7 +287,7 @@ def _update(world: World, name: str, me: Process) -> World:
         raise Violation(f"rank {me.rank} can't update: {verdict.reason}")
     number, step = me.standing.joined, me.standing.step
     prepared = world.history.prepared.get((number, step), frozenset())
-    if len(prepared) < world.spec.ranks:
+    if prepared != world.network.members[number]:
         raise Violation(
             f"rank {me.rank} goes on to {step + 1}, but only {sorted(prepared)} were PREPARED"
         )

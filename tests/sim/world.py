@@ -23,7 +23,15 @@ from workerd.protocol.phases import Standing
 JOB = "job"
 
 SETTINGS = Settings(
-    pause=1000, start=1000, restore=1000, progress=1000, regroup=1, regroup_max=10, status=50
+    pause=1000,
+    start=1000,
+    restore=1000,
+    progress=1000,
+    regroup=1,
+    regroup_max=10,
+    restart=1,
+    restart_max=50,
+    status=50,
 )
 """Of the leader: three times matter, see :class:`Leader`."""
 NOW, SETTLED, LATE = 0.0, 100.0, 1e10
@@ -56,6 +64,8 @@ class Process:
     pull: tuple[str, tuple[str, ...]] | None = None
     """The instance that it pulls from, and that one's lineage when the pull began."""
     restored: int = 0
+    reserve: bool = False
+    """The RESTORE that it follows has its replica absent."""
     hung: bool = False
 
     @property
@@ -129,6 +139,8 @@ class Network:
         default_factory=dict
     )
     """By generation and rank: instance, step and lineage of who has come to the barrier."""
+    members: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """By generation that has come to RESTORE: the ranks of its group."""
     broken: frozenset[int] = frozenset()
 
 
@@ -168,10 +180,10 @@ def position(world: World, rank: int) -> int:
     return world.spec.shard_position(rank)
 
 
-def peers(world: World, rank: int, *, replica: bool) -> range | list[int]:
-    """All ranks of a rank's replica, or of its DP group."""
+def peers(world: World, number: int, rank: int, *, replica: bool) -> list[int]:
+    """The ranks of a rank's replica, or of its DP group, in a generation."""
     spec = world.spec
-    ranks = range(spec.ranks)
+    ranks = sorted(world.network.members[number])
     if replica:
         return [one for one in ranks if spec.replica(one) == spec.replica(rank)]
     return [one for one in ranks if spec.shard_position(one) == spec.shard_position(rank)]

@@ -94,6 +94,7 @@ class SendRestore:
     shard_position: int
     sources: tuple[Source, ...]
     rendezvous: Rendezvous | None
+    reserve: bool
     reason: str
 
 

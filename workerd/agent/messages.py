@@ -49,6 +49,7 @@ def restore(action: SendRestore) -> trainer_pb2.Restore:
         rendezvous=(
             to_record(rendezvous, membership_pb2.Rendezvous()) if rendezvous is not None else None
         ),
+        reserve=action.reserve,
     )
 
 

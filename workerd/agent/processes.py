@@ -51,6 +51,8 @@ def processes(
             if verdict is not None and verdict[1]:
                 grace, why = verdict
                 yield EndTrainer(trainer.instance, grace, why)
+            elif (moved := _moved(state, trainer)) is not None:
+                yield PlaceTrainer(trainer.instance, moved, "its node has taken another slot")
         elif trainer.cleared and (why := _forgotten(state, trainer)):
             yield ForgetTrainer(trainer.instance, why)
     if isinstance(state, Owner):
@@ -160,8 +162,8 @@ def _misplaced(
             if state.keeps(trainer):
                 return None
             return 0.0, f"the slot means another trainer than the one of generation {place.since}"
-        if isinstance(state, Expecting) and (place.job, place.slot) == (state.job, state.slot):
-            return None
+        if isinstance(state, Expecting) and place.job == state.job:
+            return None  # it may be meant: an owner takes its trainers along to another slot
         why = state.reason if isinstance(state, Idle) else "the node has another task"
         return 0.0, f"it has lost its place: {why}"
     if isinstance(state, Owner):
@@ -179,6 +181,14 @@ def _misplaced(
     return limits.end_grace, f"not needed: {state.reason}"
 
 
+def _moved(state: Standing, trainer: TrainerFacts) -> Placement | None:
+    """The place of a trainer whose node has taken another slot with it."""
+    if not isinstance(state, Owner) or not state.keeps(trainer):
+        return None
+    place = state.placement(trainer.local_rank)
+    return place if place != trainer.placement else None
+
+
 def _forgotten(state: Standing, trainer: TrainerFacts) -> str:
     """Why an ended trainer needs no record any more; empty while it does."""
     place = trainer.placement
@@ -188,9 +198,11 @@ def _forgotten(state: Standing, trainer: TrainerFacts) -> str:
         if isinstance(state, Spare) and trainer.job == state.job.spec.name:
             return ""  # its end counts for the back-off until the next one runs
         return "it never had a place"
-    if isinstance(state, Owner) and place == state.placement(trainer.local_rank):
+    if isinstance(state, Owner) and (
+        state.keeps(trainer) or place == state.placement(trainer.local_rank)
+    ):
         return ""
-    if isinstance(state, Expecting) and (place.job, place.slot) == (state.job, state.slot):
+    if isinstance(state, Expecting) and place.job == state.job:
         return ""
     return "its place is somebody else's"
 

@@ -40,11 +40,17 @@ class Owner:
         return Placement(self.job.spec.name, self.slot.slot, since)
 
     def keeps(self, trainer: TrainerFacts) -> bool:
-        """Whether a placed trainer is the one that the slot means (rule 1)."""
-        if trainer.placement is None or trainer.placement != self.placement(trainer.local_rank):
+        """Whether a placed trainer is the one that the slot means (rule 1).
+
+        It may have been placed for another slot: an owner takes its trainers along.
+        """
+        held, wanted = trainer.placement, self.placement(trainer.local_rank)
+        if held is None or wanted is None:
             return False
         named = self.slot.ranks[trainer.local_rank].instance
-        return named in ("", trainer.instance)
+        if not named:
+            return held == wanted
+        return named == trainer.instance and (held.job, held.since) == (wanted.job, wanted.since)
 
 
 @dataclass(frozen=True, slots=True)

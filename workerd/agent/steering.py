@@ -93,7 +93,6 @@ def _follow(
         named = state.slot.ranks[trainer.local_rank].instance == trainer.instance
         if (
             named
-            and replica in present
             and acknowledged(orders, local, spec.name, number)
             and trainer.stopped is not None
             and trainer.stopped.generation == number
@@ -105,11 +104,12 @@ def _follow(
                 resume_step=generation.resume_step,
                 initial=generation.initial,
                 rank=rank,
-                replica=present.index(replica),
+                replica=present.index(replica) if replica in present else 0,
                 replicas=len(present),
                 shard_position=position,
                 sources=tuple(one for one in generation.sources if one.shard_position == position),
                 rendezvous=generation.rendezvous,
+                reserve=replica not in present,
                 reason=f"RESTORE of generation {number}",
             )
     elif (

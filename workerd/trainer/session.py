@@ -236,6 +236,8 @@ class Session(Core):
         if phases.holds(self.standing, restore.generation).do is not Do.GO:
             return
         self._send(message)
+        if restore.reserve:
+            return  # it is served until the others run, or a stop brings this rank back
         group = Building(self, restore).wait()
         if group is None:
             return

@@ -32,6 +32,7 @@ FIELDS = (
     "spares",
     "seed",
     "restarts",
+    "min_replicas",
 )
 
 plain = st.text(st.characters(codec="utf-8", exclude_characters="\0\x7f"), max_size=20)
@@ -78,6 +79,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         spares=draw(st.integers(0, MAX_SPARES)),
         seed=draw(st.integers(0, MAX_SEED)),
         restarts=draw(st.integers(0, MAX_RESTARTS)),
+        min_replicas=draw(st.integers(0, nodes * ranks_per_node)),
     )
 
 
@@ -132,7 +134,7 @@ def test_each_wrong_field_is_named_whatever_the_others_are(
     base = as_values(JobSpec(name="a", command=("b",), replicas=1))
     refused_alone: set[str] = set()
     for field, value in wrong.items():
-        if field in ("replicas", "shard_positions", "ranks_per_node"):
+        if field in ("replicas", "shard_positions", "ranks_per_node", "min_replicas"):
             continue  # what is allowed for these depends on one another
         refused_alone |= {one.field for one in read({**base, field: value})[1]}
     found, problems = read({**as_values(spec), **wrong})

@@ -82,6 +82,7 @@ def _job(draw: st.DrawFn, name: str, owners: list[str]) -> JobView:
         name=name,
         spares=draw(st.integers(0, 2)),
         restarts=draw(st.integers(0, 3)),
+        min_replicas=draw(st.integers(0, 1)),
     )
     at = draw(st.integers(1, 5))
     job = running(of, at, draw(st.sampled_from([*Phase][1:])))
@@ -114,9 +115,11 @@ def _job(draw: st.DrawFn, name: str, owners: list[str]) -> JobView:
         if draw(st.integers(0, 3)):
             progress[owner] = Progress(life, tuple(one for _, one in said))
     empty = tuple(number for number, slot in slots.items() if not slot.node)
+    gone = draw(st.sets(st.integers(0, of.blocks - 1), max_size=of.blocks - 1))
+    absent = tuple(one for one in range(of.replicas) if one // of.block_replicas in gone)
     job = replace(
         job,
-        generation=replace(job.current, empty_slots=empty),
+        generation=replace(job.current, empty_slots=empty, absent_replicas=absent),
         slots=slots,
         acks=acks,
         progress=progress,

@@ -13,6 +13,7 @@ from coordinator.model import (
     ClusterView,
     JobView,
     Phase,
+    RankAck,
     Settings,
     Slot,
     StepPhase,
@@ -28,6 +29,7 @@ from coordinator.plan import (
     Wait,
     holders,
     plan,
+    recover,
 )
 from tests.property.plan.strategies import pauses, views
 
@@ -58,13 +60,16 @@ def test_no_node_gets_two_places(shown: tuple[ClusterView, float]) -> None:
     for move in moves:
         slots = {one.slot: one for one in move.slots}
         for place in move.assign:
-            assert place.node not in view.assignments
-            assert view.alive(place.node, place.incarnation)
-            assert not view.nodes[place.node].record.unhealthy
-            assert not view.flags_of(place.node).cordoned
             slot = slots[place.slot]
             assert (slot.node, slot.incarnation) == (place.node, place.incarnation)
             assert place.generation == slot.generation == move.generation.generation
+            held = view.assignments.get(place.node)
+            if held is not None:
+                _check_moved(view.jobs[move.generation.job], held.slot, slot, slots)
+                continue
+            assert view.alive(place.node, place.incarnation)
+            assert not view.nodes[place.node].record.unhealthy
+            assert not view.flags_of(place.node).cordoned
             assert all(rank.instance == "" for rank in slot.ranks)
         for gone in move.unassign:
             assert view.assignments[gone].job == move.generation.job
@@ -72,6 +77,42 @@ def test_no_node_gets_two_places(shown: tuple[ClusterView, float]) -> None:
     warm = [one for one in plan(view, now, SETTINGS) if isinstance(one, KeepWarm) and one.job]
     assert not {one.node for one in warm} & {*placed, *view.assignments}
     assert not any(view.flags_of(one.node).cordoned for one in warm)
+
+
+def _check_moved(job: JobView, before: int, slot: Slot, slots: dict[int, Slot]) -> None:
+    """An owner has left a slot of the same shard positions, and taken its trainers along."""
+    of = job.job.spec
+    old = job.slots[before]
+    assert (old.node, old.incarnation) == (slot.node, slot.incarnation)
+    assert slots[before].node != slot.node
+    assert before % of.block_slots == slot.slot % of.block_slots
+    for was, now in zip(old.ranks, slot.ranks, strict=True):
+        assert now == was or (now.instance, now.since) == ("", slot.generation)
+
+
+@many
+@given(views())
+def test_a_generation_has_whole_replicas_and_enough(shown: tuple[ClusterView, float]) -> None:
+    view, now = shown
+    for move in plan(view, now, SETTINGS):
+        if not isinstance(move, Transition) or move.generation.generation == 1:
+            continue
+        job, new = view.jobs[move.generation.job], move.generation
+        of, before = job.job.spec, job.current.absent_replicas
+        blocks = {one // of.block_replicas for one in new.absent_replicas}
+        assert len(new.absent_replicas) == len(blocks) * of.block_replicas
+        assert len(new.absent_replicas) <= max(len(before), of.replicas - of.fewest)
+        slots = {**job.slots, **{one.slot: one for one in move.slots}}
+        members = [one for one in slots.values() if one.slot // of.block_slots not in blocks]
+        owners = [one.node for one in slots.values() if one.node]
+        assert len(owners) == len(set(owners))
+        if new.phase is Phase.RESTORE:
+            assert all(one.node for one in members)
+        elif new.phase is Phase.RUNNING:
+            assert all(not one.node for one in slots.values() if one not in members)
+        if len(new.absent_replicas) < len(before):
+            grown = [one.node for one in move.assign if one.slot // of.block_slots not in blocks]
+            assert grown or any(holders.reserves(job)), "nobody makes up the replica"
 
 
 @many
@@ -95,7 +136,8 @@ def test_generation_and_phase_only_rise(shown: tuple[ClusterView, float]) -> Non
             assert new.phase is Phase.PAUSE
             assert new.resume_step == -1
             assert new.sources == ()
-            slots = {**job.slots, **{one.slot: one for one in move.slots}}
+        slots = {**job.slots, **{one.slot: one for one in move.slots}}
+        if not new.phase.ended:
             assert new.empty_slots == tuple(
                 number for number in sorted(slots) if not slots[number].node
             )
@@ -143,17 +185,23 @@ def test_lost_only_without_a_holder(shown: tuple[ClusterView, float]) -> None:
         if not isinstance(move, Transition) or move.generation.phase is not Phase.LOST:
             continue
         job = view.jobs[move.generation.job]
-        held = set()
-        for slot in job.slots.values():
-            if not slot.node:
-                continue
+        acks: list[RankAck] = []
+        unclear: set[int] = set()
+        for slot in holders.owners(job):
             given_ = holders.acks(job, slot)
-            assert given_ is not None, "who has not answered may hold a state"
-            held |= {
-                job.job.spec.shard_position(one.rank)
-                for one in given_
-                if one.phase is not StepPhase.EMPTY
-            }
+            if given_ is not None:
+                acks += [one for one in given_ if one.phase is not StepPhase.EMPTY]
+            else:
+                assert holders.absent(job, slot.slot), "who has not answered may hold a state"
+                over = holders.ended(view, job, slot)
+                if not over and not view.flags_of(slot.node).is_dead(slot.incarnation):
+                    unclear |= holders.held(view, job, slot)
+        held = {
+            job.job.spec.shard_position(one.rank)
+            for one in acks
+            if recover.reaches(one, max(one.step for one in acks))
+        }
+        held |= unclear
         assert len(held) < job.job.spec.shard_positions
 
 

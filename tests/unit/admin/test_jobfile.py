@@ -25,6 +25,7 @@ ranks_per_node = 4
 spares = 1
 seed = 7
 restarts = 2
+min_replicas = 3
 
 [environment]
 OMP_NUM_THREADS = "1"
@@ -55,6 +56,7 @@ def test_every_field() -> None:
         spares=1,
         seed=7,
         restarts=2,
+        min_replicas=3,
     )
 
 
@@ -89,6 +91,9 @@ def test_what_may_be_left_out() -> None:
         ("spares = -1", "spares", "-1", "from 0 to"),
         ("seed = -1", "seed", "-1", "from 0 to"),
         ("restarts = -1", "restarts", "-1", "from 0 to"),
+        ("min_replicas = -1", "min_replicas", "-1", "from 0 to"),
+        ("min_replicas = 3", "min_replicas", "3", "at most replicas = 2"),
+        ("min_replicas = true", "min_replicas", "true", "whole number"),
         ('working_directory = "data"', "working_directory", "'data'", "an absolute path"),
         ("working_directory = 1", "working_directory", "1", "absolute path"),
         ("environment = 1", "environment", "1", "a table of strings"),
@@ -129,7 +134,9 @@ def test_every_error_is_said_at_once_in_the_order_of_the_fields() -> None:
 
 
 def test_nothing_is_said_about_numbers_that_depend_on_a_wrong_one() -> None:
-    problems = said('name = "a"\ncommand = ["b"]\nreplicas = 0\nranks_per_node = 7\n')
+    problems = said(
+        'name = "a"\ncommand = ["b"]\nreplicas = 0\nranks_per_node = 7\nmin_replicas = 9\n'
+    )
     assert set(problems) == {"replicas"}
 
 

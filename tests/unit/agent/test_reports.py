@@ -88,7 +88,6 @@ def test_a_restore_says_what_its_rank_needs() -> None:
         (RESTORE, {"restore_sent": 2}),
         (RESTORE, {"connected": False}),
         (with_job(RESTORE, slot=Slot(1, "n", "i", (SlotRank("", 1),), 1)), {}),
-        (orders(Phase.RESTORE, 2, instance="t", acked=2, absent_replicas=(1,)), {}),
     ],
 )
 def test_no_restore_without_its_acknowledged_stop(told: Orders, facts: dict[str, object]) -> None:

@@ -314,6 +314,9 @@ class TestEmptySlots:
         view = cluster(acked(acked(emptied(pause(), 1), 0), 2))
         wait = the(Wait, view)
         assert wait.blocked
-        assert wait.reason == "slots 1 are empty and no node is free to take them"
+        assert wait.reason == (
+            "slots 1 are empty and no node is free to take them; "
+            "the job needs all its replicas (min_replicas is not set lower)"
+        )
         status = the(UpdateStatus, view).status
         assert (status.state, status.reason) == (JobState.WAITING, wait.reason)

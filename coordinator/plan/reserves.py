@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owners of absent replicas: they hold state, stopped, until the others run (rule 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+
+from coordinator.model import ClusterView, JobView, Phase, Slot
+from coordinator.plan import arrange, holders, membership
+from coordinator.plan.actions import Transition, Wait
+from coordinator.plan.builder import empty_slots
+
+
+def of_use(view: ClusterView, job: JobView) -> list[Slot]:
+    """The reserves that still can acknowledge."""
+    stay = arrange.staying(view, job, frozenset())
+    return [slot for slot in holders.reserves(job) if slot.slot in stay]
+
+
+def missing(
+    view: ClusterView, job: JobView, positions: tuple[int, ...], late: list[Slot]
+) -> Transition | Wait:
+    """No member holds a shard position: the job is lost, unless a reserve may still answer."""
+    for slot in late:
+        if holders.held(view, job, slot) & set(positions):
+            return Wait(
+                job.job.spec.name,
+                f"PAUSE: nobody but {names([slot])} may hold shard positions "
+                f"{membership.some(positions)}, and it has not acknowledged",
+                blocked=True,
+            )
+    return membership.ended(
+        job,
+        Phase.LOST,
+        f"no living trainer holds shard positions {membership.some(positions)} any more",
+    )
+
+
+def freed(job: JobView, kept: Set[int] = frozenset()) -> tuple[Slot, ...]:
+    """The slots of absent replicas without their owners, but for those that are kept."""
+    number = job.current.generation
+    return tuple(
+        Slot(slot=slot.slot, generation=number)
+        for slot in holders.reserves(job)
+        if slot.slot not in kept
+    )
+
+
+def empty_after(job: JobView, changed: Iterable[Slot]) -> tuple[int, ...]:
+    """The empty slots once some have changed."""
+    return empty_slots({**job.slots, **{one.slot: one for one in changed}})
+
+
+def names(slots: Sequence[Slot]) -> str:
+    """Owners for people, not too many of them."""
+    more = f" and {len(slots) - 5} more" if len(slots) > 5 else ""
+    return ", ".join(f"{slot.node} (slot {slot.slot})" for slot in slots[:5]) + more
