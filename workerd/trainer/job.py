@@ -116,7 +116,7 @@ class Job:
 
     @property
     def replica(self) -> int:
-        """Which replica this rank belongs to, from 0. Waits for a place if it has none yet."""
+        """This replica's index among those that train now. Waits for a place."""
         return self._place().replica if self.session is not None else 0
 
     @property
@@ -124,9 +124,30 @@ class Job:
         """How many replicas train now. Waits for a place if it has none yet."""
         return self._place().replicas if self.session is not None else 1
 
+    def share(self, total: int) -> range:
+        """This replica's part of a batch of `total` samples, by their indices.
+
+        The parts of all replicas that train now make up the batch; their sizes differ by one at
+        most. Take it inside the attempt: when the job shrinks or grows, the parts change with the
+        next attempt. Raises MisuseError for a batch of fewer samples than the job has replicas.
+        """
+        most = self.session.welcome.replicas if self.session is not None else 1
+        if total < most:
+            raise MisuseError(f"a batch of {total} samples has none for some of {most} replicas")
+        replica, replicas = self.replica, self.replicas
+        return range(total * replica // replicas, total * (replica + 1) // replicas)
+
+    def weight(self, total: int) -> float:
+        """What a loss that is the mean over `share(total)` is to be multiplied by.
+
+        Then the mean of the replicas' gradients is the gradient of the mean over the whole batch,
+        whatever number of replicas trains; 1 where the parts are equal. Raises as `share` does.
+        """
+        return len(self.share(total)) * self.replicas / total
+
     @property
     def rank(self) -> int:
-        """This rank's number in the whole job. Waits for a place if it has none yet."""
+        """This rank's number of all that the job has when it is whole. Waits for a place."""
         return self._place().rank if self.session is not None else 0
 
     @property

@@ -45,6 +45,18 @@ def test_a_script_runs_as_it_is() -> None:
         assert not torch.equal(before[0], next(model.parameters()))
 
 
+def test_the_whole_batch_is_its_share() -> None:
+    with join() as job:
+        built(job)
+        assert job.share(7) == range(7)
+        assert job.weight(7) == 1.0
+        with pytest.raises(MisuseError, match="has none for some"):
+            job.share(0)
+        with job.attempt():
+            job.replicator.wrapped[0](torch.ones(1, 4)).sum().backward()
+            job.commit(*job.optimizers)
+
+
 def test_the_streams_depend_on_the_step_alone() -> None:
     def drawn() -> list[tuple[float, float, float]]:
         numbers = []
