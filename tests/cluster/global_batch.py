@@ -3,8 +3,8 @@
 
 Each step takes one batch, whose size no number of replicas above one divides. In double precision
 and without random layers the weights can be compared with those of one process that takes the
-whole batch. The first replica writes the final ones to OUT. From the environment: PACE, seconds that
-a step takes at least, until the file GATE is there.
+whole batch. The first replica writes the final ones to OUT. From the environment: PACE, seconds
+that a step takes at least, until the file GATE is there.
 """
 
 import os
