@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from coordinator.model import Generation, JobSpec, JobState, Phase, Slot
 from coordinator.plan import Action, DeclareDead, Transition, Wait, plan, status
 from tests.modelcheck.leader import LATE, SETTINGS
-from tests.modelcheck.planner import NODES, State
+from tests.modelcheck.planner import NODES, REST, State
 from tests.modelcheck.trainers import Effect
 from tests.modelcheck.values import JOB, Arrival, Group, Process, Violation
 from workerd.protocol.page import StepPhase
@@ -77,7 +77,7 @@ def at_write(system: System, state: State, action: Action) -> None:
         return
     record = action.generation
     if record.phase is Phase.RESTORE:
-        highest = system.rests[state[2]].highest
+        highest = system.rests[state[REST]].highest
         if not record.initial and record.resume_step < highest - 1:
             raise Violation(f"S = {record.resume_step}, but a rank has come to state {highest}")
     elif record.phase is Phase.RUNNING:
@@ -133,7 +133,7 @@ def _lost(system: System, state: State, record: Generation) -> None:
     A node that was given up, and that hasn't noticed yet, may still hold state when a second
     fault takes the last owner: one fault alone must never come to that.
     """
-    faults = len(system.shape.faults) - len(system.rests[state[2]].budget)
+    faults = len(system.shape.faults) - len(system.rests[state[REST]].budget)
     if not faults:
         raise Violation("LOST, although nothing has failed")
     control = system.controls[state[0]]
@@ -177,17 +177,32 @@ def _finished(system: System, state: State) -> None:
                 )
 
 
+def at_deadline(system: System, state: State, action: DeclareDead) -> None:
+    """Who is given up when nothing else happens any more can't answer: nobody waits in silence."""
+    machine = system.machines[state[NODES + int(action.node[1:])]]
+    hung = any(one.hung for one in machine.processes)
+    if machine.connected and not hung and machine.local.incarnation == action.incarnation:
+        raise Violation(f"{action.node} is well, and given up: {action.reason}")
+
+
 def at_end(system: System, state: State) -> str:
     """Nothing can happen any more: say what it has come to, if that is an end."""
     control, _, seen = system.view(state)
     generation = control.generation
+    faults = len(system.shape.faults) - len(system.rests[state[REST]].budget)
     if generation is not None and generation.phase.ended:
+        if generation.phase is not Phase.FINISHED and faults < 2 and system.shape.replicas > 1:
+            raise Violation(f"{faults} failures have cost the job: {generation.reason}")
         return generation.phase.name
     actions = plan(seen, LATE, SETTINGS)
     wait = next((one for one in actions if isinstance(one, Wait)), None)
     told = status.of(seen.jobs[JOB], wait)
     if told.state is not JobState.WAITING or not told.reason:
         raise Violation(f"no end: {generation and generation.phase.name}, {told}")
+    if "violated" in told.reason:
+        raise Violation(told.reason)
+    if faults <= system.shape.spares:
+        raise Violation(f"{faults} failures and it waits: {told.reason}")
     hopeless = [
         own
         for own in state[NODES : NODES + system.count]
@@ -203,4 +218,4 @@ def at_end(system: System, state: State) -> str:
     ]
     if free and generation is not None and generation.empty_slots:
         raise Violation(f"slots {generation.empty_slots} are empty although {free} are free")
-    return f"WAITING: {told.reason}"
+    return "WAITING"

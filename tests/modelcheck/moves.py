@@ -213,8 +213,11 @@ def mends(system: System, state: State) -> Iterator[Move]:
             yield (("back", number), system.rest_in(new, True))
 
 
-def overdue(system: System, state: State) -> State | None:
-    """What the leader does once every deadline has passed; None if nothing."""
+def overdue(system: System, state: State, *, early: bool = False) -> State | None:
+    """What the leader does once every deadline has passed; None if nothing.
+
+    ``early``: although somebody could still do something.
+    """
     if system.rests[state[REST]].pending is not None:
         return None
     choices = system.decide(state, LATE).choices
@@ -228,6 +231,8 @@ def overdue(system: System, state: State) -> State | None:
             again = system.choice(choice.action, state[CONTROL], held, seen)
             if again is not None and again.control >= 0:
                 invariants.at_write(system, state, again.action)
+                if isinstance(again.action, DeclareDead) and not early:
+                    invariants.at_deadline(system, state, again.action)
                 state = (again.control, *state[1:])
     return None if state is before else system.rest_in(list(state), True)
 
@@ -251,7 +256,7 @@ def _of_kind(system: System, state: State, kind: str) -> Iterator[Move]:
     if kind == "glitch":
         yield from _glitches(system, state)
     elif kind == "verdict":
-        if (after := overdue(system, state)) is not None:
+        if (after := overdue(system, state, early=True)) is not None:
             yield ((), after)
     elif kind == "misjudge":
         yield from _misjudged(system, state)

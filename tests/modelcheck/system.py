@@ -291,6 +291,8 @@ class System(Planner):
         standing = me.standing
         if not standing.ready:
             yield ("ready", me.instance)
+        if _may_update(me) and me.broken < standing.joined:
+            yield ("update", me)
         if standing.stopped > standing.joined:
             if standing.restored != standing.stopped:
                 return
@@ -308,8 +310,6 @@ class System(Planner):
         elif standing.joined and me.broken < standing.joined:
             if standing.phase is StepPhase.COMPUTING:
                 yield ("prepare", me)
-            elif standing.phase is StepPhase.PREPARED:
-                yield ("update", me)
             if standing.phase is not StepPhase.DONE:
                 yield ("break", me, standing.joined)
 
@@ -343,9 +343,17 @@ class System(Planner):
         return any(one is not None and (number, one.instance) not in there for one in group.arrived)
 
 
+def _may_update(process: Process) -> bool:
+    """Whether a rank could begin to update by the agreement of its group."""
+    standing = process.standing
+    if standing.phase is not StepPhase.PREPARED or 0 < standing.resume_step == standing.step + 1:
+        return False
+    return phases.may_update(standing, agreed=True).do is Do.GO
+
+
 def _in_group(process: Process) -> int:
     """The generation in whose group a process is, or waits for the others; 0 for none."""
     standing = process.standing
-    if standing.stopped <= standing.joined:
+    if standing.stopped <= standing.joined or _may_update(process):
         return standing.joined
     return standing.stopped if process.arrived == standing.stopped else 0

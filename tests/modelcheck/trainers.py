@@ -82,7 +82,6 @@ class Trainers:
             self._level(me, 0)
             self._tell(me, committed=me.standing.joined)
             self._finish(instance)
-        self._answer(instance)
 
     def on_forward(self, instance: str) -> None:
         """It applies the update that RESTORE asks for, and comes to the barrier."""

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the protocol, each dropped by a patch of the production code that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from coordinator.controller import transactions
+from coordinator.model import JobView, Phase, RankAck, Slot, StepPhase, TrainerExit
+from coordinator.plan import deaths, holders, membership, recover
+from coordinator.plan.actions import Transition
+from tests.modelcheck import checks
+from tests.modelcheck.leader import Jobs
+from tests.modelcheck.machine import Turn
+from tests.modelcheck.system import System
+from tests.modelcheck.trainers import Trainers
+from tests.modelcheck.values import JOB, Group, Shape
+from workerd.agent import decide, standing
+from workerd.protocol import phases
+from workerd.protocol.page import StepPhase as Stage
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A dropped rule, and the smallest search that shows why it is there."""
+
+    name: str
+    patch: Patch
+    says: str
+    shape: Shape
+
+
+def lowest_step(patch: pytest.MonkeyPatch) -> None:
+    """S is the lowest step."""
+    patch.setattr(recover, "resume_step", lambda acks: min(one.step for one in acks))
+
+
+def _acks(job: JobView, slot: Slot, *, generation: bool, instance: bool) -> Any:
+    ack = job.acks.get(slot.node)
+    if ack is None or (generation and ack.generation != job.current.generation):
+        return None
+    if instance and ack.incarnation != slot.incarnation:
+        return None
+    by_rank = {one.rank: one for one in ack.ranks}
+    found: list[RankAck] = []
+    for local, rank in enumerate(slot.ranks):
+        one = by_rank.get(job.job.spec.rank(slot.slot, local))
+        if one is None or (instance and rank.instance and one.instance != rank.instance):
+            return None
+        found.append(one)
+    return tuple(found)
+
+
+def stale_acks(patch: pytest.MonkeyPatch) -> None:
+    """An ack of any generation counts."""
+
+    def acks(job: JobView, slot: Slot) -> Any:
+        return _acks(job, slot, generation=False, instance=True)
+
+    patch.setattr(holders, "acks", acks)
+
+
+def any_instance(patch: pytest.MonkeyPatch) -> None:
+    """Whatever trainer has ended on a slot's node, it is the one that the slot means."""
+
+    def ended(view: Any, job: JobView, slot: Slot) -> dict[int, TrainerExit]:
+        live = view.nodes.get(slot.node)
+        trainers = () if live is None else live.record.trainers
+        return {one.local_rank: one.exit for one in trainers if one.exit is not None}
+
+    patch.setattr(holders, "ended", ended)
+
+
+def what_changed(patch: pytest.MonkeyPatch) -> None:
+    """A node looks at its slot only if the record says that it has changed."""
+    on_read = Turn.on_read
+
+    def trusting(turn: Turn, orders: Any) -> None:
+        known = turn.machine.orders
+        job = orders.jobs.get(JOB)
+        held = orders.assignment
+        generation = None if job is None else job.generation
+        if known is not None and held is not None and generation is not None:
+            if held.slot not in generation.changed_slots:
+                same = replace(job, slot=known.jobs[JOB].slot if JOB in known.jobs else None)
+                orders = replace(orders, assignment=known.assignment, jobs=Jobs({JOB: same}))
+        on_read(turn, orders)
+
+    patch.setattr(Turn, "on_read", trusting)
+
+
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    """A leader's write is guarded by nothing."""
+    build = transactions.build
+
+    def unguarded(action: Any, context: Any) -> Any:
+        return tuple(replace(one, guards=()) for one in build(action, context))
+
+    patch.setattr(transactions, "build", unguarded)
+
+
+def last_holder(patch: pytest.MonkeyPatch) -> None:
+    """Whoever misses a deadline is lost, whatever it alone holds."""
+    patch.setattr(holders, "held_elsewhere", lambda *_: True)
+
+
+def loose_freeze(patch: pytest.MonkeyPatch) -> None:
+    """An update may begin although a stop has been taken."""
+    may_update = phases.may_update
+
+    def loose(standing: phases.Standing, agreed: bool) -> phases.Verdict:
+        if not agreed:
+            return may_update(standing, agreed)
+        verdict = may_update(standing._replace(stopped=standing.joined), agreed)
+        late = verdict.standing._replace(stopped=standing.stopped)
+        return phases.Verdict(verdict.do, late, verdict.reason)
+
+    patch.setattr(phases, "may_update", loose)
+
+
+def joins_empty(patch: pytest.MonkeyPatch) -> None:
+    """A rank joins before its state is there."""
+
+    def holds(standing: phases.Standing, generation: int) -> phases.Verdict:
+        return phases.Verdict(phases.Do.GO, standing, "it will come")
+
+    patch.setattr(phases, "holds", holds)
+
+
+def open_streams(patch: pytest.MonkeyPatch) -> None:
+    """A source serves whenever it is asked."""
+
+    def may_serve(standing: phases.Standing, *_: int) -> phases.Verdict:
+        there = standing.phase is not Stage.EMPTY
+        return phases.Verdict(phases.Do.GO if there else phases.Do.WAIT, standing, "anybody")
+
+    patch.setattr(phases, "may_serve", may_serve)
+
+
+def older_streams(patch: pytest.MonkeyPatch) -> None:
+    """A stream that has begun is left open, whatever the source does by then."""
+    serving = System.serving
+
+    def left_open(system: System, state: Any, instance: str, me: Any) -> Any:
+        if me.pull is None or me.pull[0] != instance:
+            return serving(system, state, instance, me)
+        number = int(instance[1 : instance.index("t")])
+        for source in system.machines[state[3 + number]].processes:
+            if source.instance == instance:
+                return source
+        return None
+
+    patch.setattr(System, "serving", left_open)
+
+
+def no_agreement(patch: pytest.MonkeyPatch) -> None:
+    """A rank updates as soon as its own gradients are whole."""
+    entered = System.entered
+
+    def loose(system: System, group: Group, ranks: list[int], level: int) -> bool:
+        return level % 3 != 0 or entered(system, group, ranks, level)
+
+    patch.setattr(System, "entered", loose)
+
+
+def no_replica_agreement(patch: pytest.MonkeyPatch) -> None:
+    """The agreement runs along the DP group alone."""
+    init = System.__init__
+
+    def alone(system: System, shape: Shape) -> None:
+        init(system, shape)
+        system.replica = [[rank] for rank in range(shape.spec.ranks)]
+
+    patch.setattr(System, "__init__", alone)
+
+
+def no_restore_deadline(patch: pytest.MonkeyPatch) -> None:
+    """RESTORE has no deadline."""
+    _deadline_only_in(patch, Phase.PAUSE)
+
+
+def no_pause_deadline(patch: pytest.MonkeyPatch) -> None:
+    """PAUSE has no deadline."""
+    _deadline_only_in(patch, Phase.RESTORE)
+
+
+def _deadline_only_in(patch: pytest.MonkeyPatch, phase: Phase) -> None:
+    of_deadlines = deaths.of_deadlines
+
+    def some(view: Any, job: JobView, now: float, settings: Any) -> Any:
+        if job.current.phase is phase:
+            yield from of_deadlines(view, job, now, settings)
+
+    patch.setattr(deaths, "of_deadlines", some)
+
+
+def no_regroup(patch: pytest.MonkeyPatch) -> None:
+    """A broken group without a culprit stays as it is."""
+    patch.setattr(recover, "broken", lambda *_: None)
+
+
+def ends_early(patch: pytest.MonkeyPatch) -> None:
+    """FINISHED is recorded once the first rank is done."""
+
+    def finished(job: JobView) -> Transition | None:
+        for node in job.progress.values():
+            if any(one.phase is StepPhase.DONE for one in node.ranks):
+                return membership.ended(job, Phase.FINISHED, "one is done")
+        return None
+
+    patch.setattr(recover, "finished", finished)
+
+
+def leaves_early(patch: pytest.MonkeyPatch) -> None:
+    """A rank that has done its last step leaves without waiting for the others."""
+    finish = Trainers._finish
+
+    def leave(trainers: Trainers, instance: str) -> None:
+        finish(trainers, instance)
+        if trainers._processes[instance].standing.phase is Stage.DONE:
+            trainers.on_end(instance, TrainerExit())
+
+    patch.setattr(Trainers, "_finish", leave)
+
+
+def lives_on(patch: pytest.MonkeyPatch) -> None:
+    """A node doesn't look whether it has been recorded dead."""
+
+    def blind(orders: Any, local: Any) -> Any:
+        if orders is not None:
+            orders = replace(orders, flags=replace(orders.flags, dead=()))
+        return standing.standing(orders, local)
+
+    patch.setattr(decide, "standing", blind)
+
+
+def _of(shape: str, *kinds: str, **more: Any) -> Shape:
+    return replace(checks.with_faults(checks.CONFIGURATIONS[shape], *kinds), **more)
+
+
+DIFFERENT = "would go on from different s"
+MUTATIONS = (
+    Mutation("fence dropped", no_fence, "the record goes from", _of("3 x 1", "crash", "lead")),
+    Mutation("stale ack taken", stale_acks, "LOST|refuses", _of("3 x 1", "crash")),
+    Mutation("S is the lowest", lowest_step, "can't reach", _of("3 x 1", "crash")),
+    Mutation("freeze not atomic", loose_freeze, "after it has ack", _of("3 x 1", "crash")),
+    Mutation("instance ignored", any_instance, "FAILED", _of("3 x 1", "trainer", spares=0)),
+    Mutation(
+        "what changed trusted",
+        what_changed,
+        "well, and given",
+        _of("3 x 1", "trainer", "trainer", spares=0),
+    ),
+    Mutation("joined before loaded", joins_empty, DIFFERENT, _of("3 x 1", "crash")),
+    Mutation(
+        "older stream left open",
+        older_streams,
+        "under the pull",
+        _of("3 x 1", "crash", "verdict", replicas=2, spares=2),
+    ),
+    Mutation("served by anybody", open_streams, DIFFERENT, _of("3 x 1", "crash")),
+    Mutation("agreement dropped: DP", no_agreement, "were not PREPARED", _of("3 x 1")),
+    Mutation("agreement dropped: replica", no_replica_agreement, "were not PREPARED", _of("2 x 2")),
+    Mutation(
+        "last holder freed",
+        last_holder,
+        "last holder",
+        _of("3 x 1", "crash", "verdict", replicas=2),
+    ),
+    Mutation(
+        "deadline of RESTORE dropped", no_restore_deadline, "no end", _of("3 x 1", "crash", "hang")
+    ),
+    Mutation("deadline of PAUSE dropped", no_pause_deadline, "no end", _of("3 x 1", "mute")),
+    Mutation("end not held", leaves_early, "LOST, although", _of("3 x 1")),
+    Mutation("FINISHED early", ends_early, "FINISHED, but rank", _of("3 x 1")),
+    Mutation("no regrouping", no_regroup, "no end", _of("3 x 1", "glitch")),
+    Mutation(
+        "own death ignored",
+        lives_on,
+        "every node is well",
+        _of("3 x 1", "mute", replicas=2, spares=0),
+    ),
+)
