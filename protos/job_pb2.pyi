@@ -54,6 +54,8 @@ class JobSpec(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
     MIN_REPLICAS_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     working_directory: _builtins.str
     replicas: _builtins.int
@@ -67,10 +69,16 @@ class JobSpec(_message.Message):
     """trainers that may end by themselves before the job is FAILED"""
     min_replicas: _builtins.int
     """with fewer it waits; 0: it never goes on with fewer than `replicas`"""
+    priority: _builtins.int
+    """who comes first when nodes are scarce; the higher"""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def spread(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """labels of failure domains, the largest first"""
+
     def __init__(
         self,
         *,
@@ -85,10 +93,12 @@ class JobSpec(_message.Message):
         seed: _builtins.int = ...,
         restarts: _builtins.int = ...,
         min_replicas: _builtins.int = ...,
+        spread: _abc.Iterable[_builtins.str] | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "min_replicas", b"min_replicas", "name", b"name", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "restarts", b"restarts", "seed", b"seed", "shard_positions", b"shard_positions", "spares", b"spares", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "min_replicas", b"min_replicas", "name", b"name", "priority", b"priority", "ranks_per_node", b"ranks_per_node", "replicas", b"replicas", "restarts", b"restarts", "seed", b"seed", "shard_positions", b"shard_positions", "spares", b"spares", "spread", b"spread", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

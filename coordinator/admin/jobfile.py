@@ -28,11 +28,14 @@ MAX_RANKS_PER_NODE = 64
 MAX_SPARES = 1_024
 MAX_RESTARTS = 1_000_000
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 1_000_000
+MAX_SPREAD = 4
 MAX_TEXT = 131_072
 """Bytes of command, environment and working directory together: a job is one etcd record, and
 Linux hands a process not much more."""
 
 DEFAULT_RESTARTS = 3
+DEFAULT_SPREAD = ("switch", "rack")
 
 # An incident is named <job>.<generation>, and a name in a key has at most 63 characters.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?", re.ASCII)
@@ -43,6 +46,10 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _NAME_ALLOWED = "1 to 48 of a-z, 0-9 and '-', neither first nor last a '-'"
 _COMMAND_ALLOWED = 'a list of strings, the program first, as ["python", "train.py"]'
 _VARIABLE_ALLOWED = "letters, digits and '_', no digit first"
+_SPREAD_ALLOWED = (
+    f"at most {MAX_SPREAD} different labels of nodes, the largest failure domain first, "
+    'as ["switch", "rack"]'
+)
 _TEXT_ALLOWED = "text without a NUL character"
 _DIRECTORY_ALLOWED = "an absolute path, the same on every node"
 
@@ -54,12 +61,14 @@ _NUMBERS: Mapping[str, tuple[int, int]] = {
     "seed": (0, MAX_SEED),
     "restarts": (0, MAX_RESTARTS),
     "min_replicas": (0, MAX_RANKS),
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
 }
 _RELATED = ("replicas", "ranks_per_node", "min_replicas")
 _REQUIRED = ("name", "command", "replicas")
-_FIELDS = ("name", "command", "environment", "working_directory", *_NUMBERS)
+_FIELDS = ("name", "command", "environment", "working_directory", *_NUMBERS, "spread")
 
 _SHOWN = 80
+_LABEL = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,10 @@ def _range(low: int, high: int) -> str:
 def _text_ok(text: str) -> bool:
     # A lone surrogate has no UTF-8 form, so no record and no process could carry it.
     return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
+
+
+def _label_ok(text: str) -> bool:
+    return bool(text) and len(text) <= _LABEL and _text_ok(text)
 
 
 def _size(text: str) -> int:
@@ -185,6 +198,13 @@ def validate(spec: JobSpec) -> tuple[Problem, ...]:
     problems += outside
     if not {one.field for one in outside} & {"replicas", "shard_positions", "ranks_per_node"}:
         problems += _check_shape(spec)
+    labels = spec.spread
+    if (
+        len(labels) > MAX_SPREAD
+        or len(set(labels)) < len(labels)
+        or not all(map(_label_ok, labels))
+    ):
+        problems.append(Problem("spread", _shown(list(labels)), f"must be {_SPREAD_ALLOWED}"))
     size = (
         sum(map(_size, spec.command))
         + sum(_size(key) + _size(value) for key, value in spec.environment)
@@ -214,6 +234,11 @@ def _typed(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         elif field == "command":
             if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
                 wrong = f"must be {_COMMAND_ALLOWED}"
+            else:
+                value = tuple(value)  # noqa: PLW2901
+        elif field == "spread":
+            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                wrong = f"must be {_SPREAD_ALLOWED}"
             else:
                 value = tuple(value)  # noqa: PLW2901
         elif field == "environment":
@@ -258,6 +283,7 @@ def parse(text: str) -> JobSpec:
         Problem(field, "", "missing, and required") for field in _REQUIRED if field not in raw
     ]
     values.setdefault("restarts", DEFAULT_RESTARTS)
+    values.setdefault("spread", DEFAULT_SPREAD)
     # A stand-in for what is missing or has the wrong type keeps the rest checkable; what would be
     # said about the stand-in itself is dropped.
     standins: dict[str, Any] = {"name": "job", "command": ("true",)}

@@ -92,6 +92,7 @@ class _Job:
     progress_at: float = 0.0
     broken_at: float | None = None
     status_at: float = float("-inf")
+    created: int = 0
     view: JobView | None = None
 
     def set_generation(self, value: Generation | None, now: float) -> None:
@@ -135,6 +136,7 @@ class _Job:
                 progress_at=self.progress_at,
                 broken_at=self.broken_at,
                 status_at=self.status_at,
+                created=self.created,
             )
         return self.view
 
@@ -235,7 +237,10 @@ class Observer:
         if readable:
             self.unreadable.pop(key, None)
         if parsed.kind in _OF_JOB:
-            self._take_of_job(parsed, key, record, readable=readable, now=now, first=first)
+            created = value.create_revision if value is not None else 0
+            self._take_of_job(
+                parsed, key, record, created=created, readable=readable, now=now, first=first
+            )
         elif parsed.kind is KeyKind.INCIDENT:
             self._take_incident(parsed.name, record)
         elif value is not None and not readable:
@@ -281,7 +286,15 @@ class Observer:
                 job.view = None
 
     def _take_of_job(
-        self, parsed: ParsedKey, key: str, record: Any, *, readable: bool, now: float, first: bool
+        self,
+        parsed: ParsedKey,
+        key: str,
+        record: Any,
+        *,
+        created: int,
+        readable: bool,
+        now: float,
+        first: bool,
     ) -> None:
         job = self._jobs.setdefault(parsed.job, _Job())
         job.view = None
@@ -293,6 +306,7 @@ class Observer:
         match parsed.kind:
             case KeyKind.JOB_SPEC:
                 job.job = record
+                job.created = created
             case KeyKind.JOB_STATUS:
                 job.status = record
                 job.status_at = float("-inf") if first else now

@@ -23,6 +23,8 @@ class JobSpec:
     seed: int = 0
     restarts: int = 0
     min_replicas: int = 0
+    spread: tuple[str, ...] = ()
+    priority: int = 0
 
     @property
     def ranks(self) -> int:

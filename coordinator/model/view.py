@@ -63,6 +63,8 @@ class JobView:
     """When a rank first reported the group of this generation broken."""
     status_at: float = float("-inf")
     """When the status was last written."""
+    created: int = 0
+    """etcd's revision of its submission."""
 
     @property
     def current(self) -> Generation:

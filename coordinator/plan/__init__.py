@@ -21,6 +21,7 @@ from coordinator.plan.actions import (
     UpdateStatus,
     Wait,
 )
+from coordinator.plan.placement import in_turn
 
 __all__ = [
     "Action",
@@ -51,8 +52,8 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
         else:
             actions.append(one)
     taken: set[str] = set()
-    for name in sorted(view.jobs):
-        job = view.jobs[name]
+    for job in in_turn(view):
+        name = job.job.spec.name
         decided = _job(view, job, taken, now, settings)
         if job.job.recovery_paused:
             decided = list(valve.withhold(job, [*withheld.get(name, ()), *decided]))

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from coordinator.model import ClusterView, JobView, Phase, Slot, StepPhase
 from coordinator.plan import holders
 from coordinator.plan.placement import Candidates
+from coordinator.plan.spread import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +107,15 @@ class _Arranging:
     def __init__(self, view: ClusterView, job: JobView, free: Candidates, lost: Set[int]) -> None:
         self.view, self.job, self.spec = view, job, job.job.spec
         self.size = self.spec.block_slots
-        self.free = free
-        self.hot, self.cold = list(free.hot), list(free.cold)
         living = staying(view, job, lost)
         self.stay = {
             number: slot
             for number, slot in living.items()
             if not holders.absent(job, number) or in_line(job, slot)
         }
+        self.pool = Pool(
+            view, self.spec, free, {number: slot.node for number, slot in living.items()}
+        )
         self.unclear = [slot for number, slot in living.items() if number not in self.stay]
         self.awaited: list[Slot] = []
         self.absent = absent_blocks(job)
@@ -133,12 +135,12 @@ class _Arranging:
     def arrange(self) -> Arrangement:
         present = [one for one in range(self.spec.blocks) if one not in self.absent]
         count = min(len(present), wanted_blocks(self.job))
-        while count and self.needs(count) > len(self.hot) + len(self.cold):
+        while count and self.needs(count) > len(self.pool):
             count -= 1
         if count * self.spec.block_replicas < self.spec.fewest:
             count = len(present)  # too few: everybody stays, and the job waits
         elif count == len(present):
-            while count < wanted_blocks(self.job) and self.needs(count + 1) <= len(self.hot):
+            while count < wanted_blocks(self.job) and self.needs(count + 1) <= self.pool.hot:
                 count += 1
         chosen = sorted(range(self.spec.blocks), key=self._worth)[:count]
         self._fill(chosen)
@@ -160,8 +162,8 @@ class _Arranging:
             of_kind = donors.get(number % self.size)
             if of_kind:
                 self.moved[number] = self.stay.pop(of_kind.pop(0))
-            elif self.hot or self.cold:
-                self.placed[number] = (self.hot or self.cold).pop(0)
+            elif self.pool:
+                self.placed[number] = self.pool.take(number)
 
     def _held(self, slot: Slot) -> frozenset[int]:
         return holders.held(self.view, self.job, slot)
@@ -195,7 +197,7 @@ class _Arranging:
     def _take(self, seat: int, number: int) -> None:
         node = self.placed.pop(seat, "")
         if node:
-            (self.hot if node in self.free.hot else self.cold).insert(0, node)
+            self.pool.put_back(node)
         self.stay.pop(seat, None)
         self.moved[seat] = self.stay.pop(number)
 
@@ -225,5 +227,5 @@ class _Arranging:
                 for one in range(size)
             ),
             awaited=tuple(self.awaited),
-            left=Candidates(hot=tuple(self.hot), cold=tuple(self.cold)),
+            left=self.pool.left(),
         )

@@ -17,6 +17,7 @@ from coordinator.plan.arrange import Arrangement
 from coordinator.plan.builder import Builder
 from coordinator.plan.membership import Faults, describe, some
 from coordinator.plan.placement import candidates, unusable
+from coordinator.plan.spread import Pool
 
 
 def change(
@@ -107,7 +108,10 @@ class _Words:
         self.faults, self.found = faults, found
         self.build = Builder(view, job, job.current.generation + 1)
         self.hot = hot
-        self.free = list(found.left.all)
+        owners = {slot.slot: slot.node for slot in holders.owners(job)}
+        for number in faults.lost:
+            owners.pop(number, None)
+        self.pool = Pool(view, self.spec, found.left, {**owners, **found.placed})
         self.reasons: list[str] = []
         self.nodes: list[str] = []
 
@@ -198,11 +202,11 @@ class _Words:
                 self.reasons.append(f"slot {number}: {how} on {old.node}")
                 continue
             # an unhealthy node leaves even for a spare that has to start first
-            better = bool(self.free) and (
-                self.free[0] in self.hot or bool(unusable(view, old.node, spec.ranks_per_node))
+            better = bool(self.pool) and (
+                self.pool.hot > 0 or bool(unusable(view, old.node, spec.ranks_per_node))
             )
             if better and holders.held_elsewhere(view, self.job, old, leaving):
-                node = self.free.pop(0)
+                node = self.pool.take(number)
                 leaving.add(number)
                 build.free(old)
                 build.place(number, node)

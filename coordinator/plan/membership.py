@@ -18,7 +18,8 @@ from coordinator.model import (
 from coordinator.plan import holders, incidents
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.builder import Builder
-from coordinator.plan.placement import candidates, unusable
+from coordinator.plan.placement import candidates, refusal
+from coordinator.plan.spread import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +60,26 @@ def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait
     Nodes that an earlier leader had placed before it got to the record keep their place.
     """
     spec = job.job.spec
-    found = candidates(view, job.job, taken).all
-    kept = {one.slot for one in holders.owners(job) if view.alive(one.node, one.incarnation)}
+    found = candidates(view, job.job, taken)
+    kept = {
+        one.slot: one.node for one in holders.owners(job) if view.alive(one.node, one.incarnation)
+    }
     open_slots = [number for number in range(spec.slots) if number not in kept]
-    if len(found) < len(open_slots):
+    pool = Pool(view, spec, found, kept)
+    if len(pool) < len(open_slots):
         refused = [
-            f"{node}: {why}"
-            for node in sorted(view.nodes)
-            if (why := unusable(view, node, spec.ranks_per_node))
+            f"{node}: {why}" for node in sorted(view.nodes) if (why := refusal(view, node, spec))
         ]
         return Wait(
             spec.name,
-            f"needs {len(open_slots)} nodes, {len(found)} are free"
+            f"needs {len(open_slots)} nodes, {len(pool)} are free"
             + (f" ({'; '.join(refused[:5])})" if refused else ""),
         )
     build = Builder(view, job, 1)
-    for number, node in zip(open_slots, found, strict=False):
+    for number in open_slots:
         if number in job.slots:
             build.free(job.slots[number])
-        build.place(number, node)
+        build.place(number, pool.take(number))
     return build.transition(None, f"start on {spec.slots} nodes")
 
 

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
 from coordinator.model import ClusterView, JobView, Slot, TrainerState
-from coordinator.plan import arrange
+from coordinator.plan import arrange, holders
 from coordinator.plan.actions import KeepWarm, Unassign
-from coordinator.plan.placement import unusable
+from coordinator.plan.placement import Candidates, in_turn, unusable
+from coordinator.plan.spread import Pool
 
 
 def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
-    """Keep as many nodes warm for each running job as it asks for; let the others go."""
-    kept: dict[str, int] = {}
+    """Keep as many nodes warm for each running job as it asks for; let the others go.
+
+    Jobs come in turn (see ``placement.in_turn``). When no node is free, a job takes what is kept
+    for the jobs of lower priority, the last one's first.
+    """
+    kept: dict[str, list[str]] = {}
     free: list[str] = []
     for node in sorted(view.nodes.keys() | view.spares.keys()):
         record = view.spares.get(node)
@@ -33,21 +38,48 @@ def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
         elif why := unusable(view, node, job.job.spec.ranks_per_node):
             yield KeepWarm(node, "", 0, why)
         else:
-            kept[record.job] = kept.get(record.job, 0) + 1
-    for name in sorted(view.jobs):
-        job = view.jobs[name]
-        if job.generation is None or _over(job):
-            continue
+            kept.setdefault(record.job, []).append(node)
+    jobs = [one for one in in_turn(view) if one.generation is not None and not _over(one)]
+    for job in jobs:
+        spec = job.job.spec
         # what an absent replica lacks first becomes hot: then nobody waits for its start
-        lacking = arrange.wanted_blocks(job) - job.job.spec.blocks + len(arrange.absent_blocks(job))
-        wanted = job.job.spec.spares + max(0, lacking) * job.job.spec.block_slots
-        wanted -= kept.get(name, 0)
-        for node in [one for one in free if not unusable(view, one, job.job.spec.ranks_per_node)]:
-            if wanted <= 0:
-                break
-            wanted -= 1
+        lacking = arrange.wanted_blocks(job) - spec.blocks + len(arrange.absent_blocks(job))
+        wanted = spec.spares + max(0, lacking) * spec.block_slots - len(kept.get(spec.name, ()))
+        if wanted <= 0:
+            continue
+        for node in _best(view, job, kept.get(spec.name, ()), free, wanted):
             free.remove(node)
-            yield KeepWarm(node, name, job.job.spec_revision, f"a hot spare for job {name}")
+            wanted -= 1
+            yield KeepWarm(
+                node, spec.name, job.job.spec_revision, f"a hot spare for job {spec.name}"
+            )
+        for other in reversed(jobs):
+            if wanted <= 0 or other.job.spec.priority >= spec.priority:
+                break
+            theirs = kept.get(other.job.spec.name, [])
+            for node in _best(view, job, kept.get(spec.name, ()), theirs, wanted):
+                theirs.remove(node)
+                wanted -= 1
+                yield KeepWarm(
+                    node,
+                    spec.name,
+                    job.job.spec_revision,
+                    f"a hot spare for job {spec.name} of priority {spec.priority}, no longer for "
+                    f"job {other.job.spec.name} of priority {other.job.spec.priority}",
+                )
+
+
+def _best(
+    view: ClusterView, job: JobView, spares: Sequence[str], free: Sequence[str], wanted: int
+) -> list[str]:
+    """Up to so many nodes to keep warm for a job, away from its others."""
+    spec = job.job.spec
+    able = tuple(one for one in free if not unusable(view, one, spec.ranks_per_node))
+    if not able:
+        return []
+    owners = {slot.slot: slot.node for slot in holders.owners(job)}
+    pool = Pool(view, spec, Candidates(cold=able), owners, spares)
+    return [pool.take(None) for _ in range(min(wanted, len(able)))]
 
 
 def leftovers(view: ClusterView) -> Iterator[Unassign]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.admin.jobfile import (
+    MAX_PRIORITY,
     MAX_RANKS_PER_NODE,
     MAX_RESTARTS,
     MAX_SEED,
@@ -33,6 +34,8 @@ FIELDS = (
     "seed",
     "restarts",
     "min_replicas",
+    "priority",
+    "spread",
 )
 
 plain = st.text(st.characters(codec="utf-8", exclude_characters="\0\x7f"), max_size=20)
@@ -80,6 +83,8 @@ def specs(draw: st.DrawFn) -> JobSpec:
         seed=draw(st.integers(0, MAX_SEED)),
         restarts=draw(st.integers(0, MAX_RESTARTS)),
         min_replicas=draw(st.integers(0, nodes * ranks_per_node)),
+        priority=draw(st.integers(-MAX_PRIORITY, MAX_PRIORITY)),
+        spread=draw(st.lists(plain.filter(bool), max_size=4, unique=True).map(tuple)),
     )
 
 

@@ -23,7 +23,14 @@ RECORDS: dict[str, Any] = {
 }
 _INT32 = {"rank", "slot", "replicas", "shard_positions", "ranks_per_node", "spares", "restarts"}
 _INT32 |= {"shard_position", "regroups", "index", "code", "signal", "local_rank"}
-_INT32 |= {"min_replicas", "empty_slots", "absent_replicas", "changed_slots", "rendezvous_slots"}
+_INT32 |= {
+    "priority",
+    "min_replicas",
+    "empty_slots",
+    "absent_replicas",
+    "changed_slots",
+    "rendezvous_slots",
+}
 _UNSIGNED = {"bytes", "bytes_moved", "memory_bytes"}
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 

@@ -83,6 +83,8 @@ def _job(draw: st.DrawFn, name: str, owners: list[str]) -> JobView:
         spares=draw(st.integers(0, 2)),
         restarts=draw(st.integers(0, 3)),
         min_replicas=draw(st.integers(0, 1)),
+        priority=draw(st.integers(0, 1)),
+        spread=draw(st.sampled_from([(), ("switch", "rack")])),
     )
     at = draw(st.integers(1, 5))
     job = running(of, at, draw(st.sampled_from([*Phase][1:])))

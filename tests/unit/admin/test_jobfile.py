@@ -7,6 +7,7 @@ import pytest
 
 from coordinator.admin.jobfile import (
     DEFAULT_RESTARTS,
+    DEFAULT_SPREAD,
     MAX_RANKS,
     MAX_TEXT,
     JobError,
@@ -26,6 +27,8 @@ spares = 1
 seed = 7
 restarts = 2
 min_replicas = 3
+priority = -5
+spread = ["zone"]
 
 [environment]
 OMP_NUM_THREADS = "1"
@@ -57,12 +60,18 @@ def test_every_field() -> None:
         seed=7,
         restarts=2,
         min_replicas=3,
+        priority=-5,
+        spread=("zone",),
     )
 
 
 def test_what_may_be_left_out() -> None:
     assert parse(LEAST) == JobSpec(
-        name="gpt", command=("train",), replicas=2, restarts=DEFAULT_RESTARTS
+        name="gpt",
+        command=("train",),
+        replicas=2,
+        restarts=DEFAULT_RESTARTS,
+        spread=DEFAULT_SPREAD,
     )
 
 
@@ -93,6 +102,10 @@ def test_what_may_be_left_out() -> None:
         ("restarts = -1", "restarts", "-1", "from 0 to"),
         ("min_replicas = -1", "min_replicas", "-1", "from 0 to"),
         ("min_replicas = 3", "min_replicas", "3", "at most replicas = 2"),
+        ("priority = 1000001", "priority", "1000001", "to 1000000"),
+        ('spread = "rack"', "spread", "'rack'", "largest failure domain first"),
+        ('spread = ["a", "a"]', "spread", "['a', 'a']", "at most 4 different labels"),
+        ('spread = [""]', "spread", "['']", "labels of nodes"),
         ("min_replicas = true", "min_replicas", "true", "whole number"),
         ('working_directory = "data"', "working_directory", "'data'", "an absolute path"),
         ("working_directory = 1", "working_directory", "1", "absolute path"),

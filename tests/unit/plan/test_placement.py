@@ -145,13 +145,27 @@ class TestReplacement:
         view = cluster(running(spec()), nodes=[node("a")], dead=["n1"])
         assert "slot 1: n1 -> cold spare a" in the(Transition, view).reason
 
-    def test_another_jobs_spare_is_the_last_choice(self) -> None:
-        view = cluster(
-            running(spec()), nodes=[node("a"), node("b")], dead=["n1"], spares={"a": "other"}
-        )
+    def test_the_spare_of_a_job_of_lower_priority_is_the_last_choice(self) -> None:
+        jobs = [running(spec(priority=1)), replace(waiting(), job=Job(spec(name="other")))]
+        view = cluster(*jobs, nodes=[node("a"), node("b")], dead=["n1"], spares={"a": "other"})
         assert the(Transition, view).slots[0].node == "b"
-        view = cluster(running(spec()), nodes=[node("a")], dead=["n1"], spares={"a": "other"})
+        view = cluster(*jobs, nodes=[node("a")], dead=["n1"], spares={"a": "other"})
         assert the(Transition, view).slots[0].node == "a"
+
+    @pytest.mark.parametrize("priority", [1, 2])
+    def test_the_spare_of_another_job_is_its_own(self, priority: int) -> None:
+        other = JobView(job=Job(spec(name="other", priority=priority)))
+        view = cluster(
+            running(spec(priority=1)), other, nodes=[node("a")], dead=["n1"], spares={"a": "other"}
+        )
+        assert the(Transition, view).generation.empty_slots == (1,)
+
+    def test_a_start_says_whose_the_nodes_are(self) -> None:
+        other = running(spec(1, name="other", priority=3))
+        view = cluster(waiting(replicas=1), other, nodes=[node("a")], spares={"a": "other"})
+        assert the(Wait, view).reason == (
+            "needs 1 nodes, 0 are free (a: it is kept for job other of priority 3)"
+        )
 
     def test_being_warm_for_another_revision_is_cold(self) -> None:
         hot = node("a", hot=True)
