@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.cli.localcluster import LocalCluster
@@ -55,3 +57,18 @@ def test_a_command_that_is_not_there_fails_the_job_and_says_so() -> None:
         run = Run(cluster, job)
         seen = run.wait_state(JobState.FAILED, START)
         assert "no-such-program" in seen.status.reason
+
+
+def test_a_spare_is_its_job_s_own_unless_a_more_important_one_needs_it() -> None:
+    with running(3) as cluster:
+        low = Run(cluster, replace(spec(steps=100_000, replicas=2), name="low"))
+        low.wait_spare()
+        low.wait_step(5)
+        reserve = ({*cluster.nodes} - {low.node_of(0), low.node_of(1)}).pop()
+        equal = Run(cluster, replace(spec(steps=100_000, replicas=1), name="equal"))
+        waits = equal.wait_state(JobState.WAITING)
+        assert f"{reserve}: it is kept for job low of priority 0" in waits.status.reason
+        high = Run(cluster, replace(spec(steps=100_000, replicas=1), name="high", priority=1))
+        high.wait_step(5)
+        assert high.node_of(0) == reserve
+        assert low.wait_state(JobState.RUNNING).generation.generation == 1
