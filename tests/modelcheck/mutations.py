@@ -86,8 +86,12 @@ def what_changed(patch: pytest.MonkeyPatch) -> None:
         job = orders.jobs.get(JOB)
         held = orders.assignment
         generation = None if job is None else job.generation
-        told = generation is not None and held is not None
-        if known is not None and told and held.slot not in generation.changed_slots:
+        if (
+            known is not None
+            and held is not None
+            and generation is not None
+            and held.slot not in generation.changed_slots
+        ):
             same = replace(job, slot=known.jobs[JOB].slot if JOB in known.jobs else None)
             orders = replace(orders, assignment=known.assignment, jobs=Jobs({JOB: same}))
         on_read(turn, orders)
