@@ -44,6 +44,9 @@ _SEEN_WITHIN = 5.0
 _BACK_OFF = 0.2
 """Seconds before deciding again after a write that failed, unless the watch says more first."""
 
+_TOLD_AGAIN = 1.0
+"""Seconds between two lines of what a job waits for: every node of many changes it."""
+
 _REFUSED = 1.0
 """Seconds before deciding again after etcd refused a write for what it is, or for who asks."""
 
@@ -86,7 +89,7 @@ class Leader:
         self._awaited_until = 0.0
         self._evicting = False
         self._ask_again: dict[tuple[str, str], float] = {}
-        self._waits: dict[str, str] = {}
+        self._waits: dict[str, tuple[str, float]] = {}
         self._unreadable: dict[str, str] = {}
 
     # ---- what comes in
@@ -235,11 +238,15 @@ class Leader:
         self._ask(*who, action.control_address, self._settings.probe)
 
     def _report_waits(self, actions: tuple[Action, ...]) -> None:
+        now = self._clock()
         waits = {one.job: one.reason for one in actions if isinstance(one, Wait)}
         for job, reason in waits.items():
-            if self._waits.get(job) != reason:
+            told, at = self._waits.get(job, ("", -math.inf))
+            if told != reason and now - at >= _TOLD_AGAIN:
                 log.info("job %s waits: %s", job, reason)
-        self._waits = waits
+                self._waits[job] = reason, now
+        for job in self._waits.keys() - waits.keys():
+            del self._waits[job]
 
 
 class Fenced(Exception):

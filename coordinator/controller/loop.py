@@ -46,6 +46,8 @@ _WAKE = 0.1
 """Seconds after which a leader looks whether a deadline has passed, if nothing happens."""
 _STAND_AGAIN = 0.5
 """Seconds between tries to get a lease while etcd can't be reached."""
+_IDLE = 10
+"""Times as long as the latest decision took, at least, before deciding again without an event."""
 _AT_ONCE = 1000
 """Events that are taken in before the next decision."""
 _EVERYTHING = ""
@@ -143,6 +145,7 @@ class Controller:
         self._watch: Watch | None = None
         self._leader: Leader | None = None
         self._stand_at = 0.0
+        self._deciding = 0.0
         self._no_eviction_before = -math.inf
         self._stopping = False
 
@@ -153,8 +156,12 @@ class Controller:
     def run(self) -> None:
         """Stand and lead until :meth:`stop`. Losing etcd is waited out."""
         try:
+            gathered = False
             while not self._stopping:
-                self.turn(_WAKE)
+                # Nothing has come: only a deadline can have passed.
+                idle = max(_WAKE, _IDLE * self._deciding)
+                self.turn(0.0 if gathered else idle)
+                gathered = self._gather(self._deciding)
         finally:
             self._resign()
             self._prober.close()
@@ -168,23 +175,41 @@ class Controller:
         self._take_events(wait)
         if self._stopping or self._leader is None:
             return
+        began = time.thread_time()
         try:
             failed_at = self._leader.act(self._no_eviction_before)
         except Fenced as error:
             self._step_down(str(error))
             return
+        finally:
+            self._deciding = time.thread_time() - began
         if failed_at is not None:
             self._outage(failed_at)
 
-    def _take_events(self, wait: float) -> None:
+    def _gather(self, seconds: float) -> bool:
+        """Only take events in for so long; whether there were any.
+
+        With many nodes a decision takes its time, and each event asks for one: so they take turns.
+        """
+        until = time.monotonic() + seconds
+        found = False
+        while (left := until - time.monotonic()) > 0 and not self._stopping:
+            found |= self._take_events(left)
+        return found
+
+    def _take_events(self, wait: float) -> bool:
+        """Whether one has come in time; then all that are there are taken in."""
+        taken = False
         try:
             event = self._events.get(timeout=wait)
+            taken = True
             for _ in range(_AT_ONCE):
                 self._take(event)
                 event = self._events.get_nowait()
             self._take(event)
         except queue.Empty:
-            return
+            return taken
+        return taken
 
     def _take(self, event: _Event) -> None:
         if isinstance(event, _Stop):

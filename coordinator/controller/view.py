@@ -49,6 +49,8 @@ _OF_JOB = frozenset(
         KeyKind.PROGRESS,
     }
 )
+_ASSIGNED = ("", -1)
+"""The place that an assignment names, beside (job, slot)."""
 _JOB_STANDS_STILL = frozenset({KeyKind.JOB_SPEC, KeyKind.GENERATION, KeyKind.SLOT})
 _REVISIONS_KEPT = frozenset({KeyKind.GENERATION, KeyKind.FLAGS})
 # Progress that counts as movement; the rate and what was pulled are no progress.
@@ -94,6 +96,11 @@ class _Job:
     status_at: float = float("-inf")
     created: int = 0
     view: JobView | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its slots hold nobody any more."""
+        return self.generation is not None and self.generation.phase.ended
 
     def set_generation(self, value: Generation | None, now: float) -> None:
         before, self.generation = self.generation, value
@@ -169,6 +176,9 @@ class Observer:
         self._addresses: dict[tuple[str, str], str] = {}
         self._verdicts: dict[tuple[str, str], tuple[Verdict, str]] = {}
         self._suspects: Mapping[tuple[str, str], Suspect] | None = None
+        # Kept up with every change, since a look at all places of a large cluster takes long.
+        self._holds: dict[str, dict[tuple[str, int], str]] = {}
+        self._gone: dict[str, set[str]] = {}
 
     def mod_revision(self, key: str) -> int:
         """The revision of the last change of a generation or flags key; 0 while it's absent."""
@@ -262,11 +272,12 @@ class Observer:
                 self._flags.set(node, record)
             case KeyKind.ASSIGNMENT:
                 self._assignments.set(node, record)
+                self._hold(node, _ASSIGNED, record.incarnation if record is not None else "")
             case KeyKind.SPARE:
                 self._spares.set(node, record)
             case _:
                 return
-        self._suspects = None
+        self._review(node)
 
     def _take_unreadable(self, parsed: ParsedKey, key: str) -> None:
         node = parsed.node
@@ -311,11 +322,15 @@ class Observer:
                 job.status = record
                 job.status_at = float("-inf") if first else now
             case KeyKind.GENERATION:
+                ended = job.ended
                 job.set_generation(record, now)
-                self._suspects = None
+                if job.ended != ended:
+                    for number, slot in job.slots.live.items():
+                        self._hold_slot(parsed.job, number, slot, None if job.ended else slot)
             case KeyKind.SLOT:
+                before = job.slots.live.get(parsed.number)
                 job.slots.set(parsed.number, record)
-                self._suspects = None
+                self._hold_slot(parsed.job, parsed.number, before, None if job.ended else record)
             case KeyKind.ACK:
                 job.acks.set(parsed.node, record)
             case KeyKind.PROGRESS:
@@ -326,31 +341,41 @@ class Observer:
     def suspects(self) -> Mapping[tuple[str, str], Suspect]:
         """Every incarnation that has a place and no lease, and isn't recorded dead."""
         if self._suspects is None:
-            missing = {who for who in self._placed() if self._missing(*who)}
+            missing = {(node, one) for node, gone in self._gone.items() for one in gone}
             self._verdicts = {who: one for who, one in self._verdicts.items() if who in missing}
             self._suspects = {who: self._suspect(*who) for who in missing}
             self._forget_addresses(missing)
         return self._suspects
 
-    def _placed(self) -> set[tuple[str, str]]:
-        placed = {
-            (slot.node, slot.incarnation)
-            for job in self._jobs.values()
-            if job.generation is None or not job.generation.phase.ended
-            for slot in job.slots.live.values()
-            if slot.node
-        }
-        placed |= {
-            (one.node, one.incarnation)
-            for one in self._assignments.live.values()
-            if one.incarnation
-        }
-        placed |= {
-            (node, self._last_incarnation[node])
-            for node in self._spares.live
-            if node in self._last_incarnation
-        }
-        return placed
+    def _hold(self, node: str, place: tuple[str, int], incarnation: str) -> None:
+        """An incarnation of a node has a place from now on; "": no more."""
+        holds = self._holds.setdefault(node, {})
+        if incarnation:
+            holds[place] = incarnation
+        else:
+            holds.pop(place, None)
+            if not holds:
+                del self._holds[node]
+
+    def _hold_slot(self, job: str, number: int, before: Slot | None, after: Slot | None) -> None:
+        if before is not None and before.node:
+            self._hold(before.node, (job, number), "")
+            self._review(before.node)
+        if after is not None and after.node:
+            self._hold(after.node, (job, number), after.incarnation)
+            self._review(after.node)
+
+    def _review(self, node: str) -> None:
+        """Find out which incarnations of a node have a place and no lease."""
+        placed = set(self._holds.get(node, {}).values())
+        if node in self._spares.live and node in self._last_incarnation:
+            placed.add(self._last_incarnation[node])
+        gone = {one for one in placed if self._missing(node, one)}
+        if gone != self._gone.get(node, set()):
+            self._suspects = None
+            self._gone[node] = gone
+            if not gone:
+                del self._gone[node]
 
     def _missing(self, node: str, incarnation: str) -> bool:
         live = self._nodes.live.get(node)

@@ -77,6 +77,9 @@ class JobView:
         return self.generation
 
 
+_NO_FLAGS = NodeFlags()
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """All that the leader knows, at one revision of etcd."""
@@ -93,7 +96,7 @@ class ClusterView:
 
     def flags_of(self, node: str) -> NodeFlags:
         """The node's flags, none set when it has no record."""
-        return self.flags.get(node, NodeFlags())
+        return self.flags.get(node, _NO_FLAGS)
 
     def alive(self, node: str, incarnation: str) -> bool:
         """Whether this incarnation's lease lives and it has not been declared dead."""

@@ -37,7 +37,7 @@ def of_deadlines(
         return
     waited = now - job.phase_at
     late: list[tuple[Slot, str]] = []
-    if generation.phase is Phase.PAUSE:
+    if generation.phase is Phase.PAUSE and waited >= min(settings.pause, settings.start):
         for slot in holders.members(job):
             limit = _pause_limit(slot, settings)
             if waited >= limit and holders.acks(job, slot) is None:

@@ -37,6 +37,8 @@ def absent(job: JobView, number: int) -> bool:
 
 def members(job: JobView) -> Iterator[Slot]:
     """The owners that make up the group: those of the replicas that the generation has."""
+    if job.generation is None or not job.generation.absent_replicas:
+        return owners(job)
     return (slot for slot in owners(job) if not absent(job, slot.slot))
 
 

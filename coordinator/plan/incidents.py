@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from coordinator.model import Cause, Incident, IncidentMark, JobView, Phase, StepPhase
+from coordinator.model import Cause, Incident, IncidentMark, JobView, Phase, RankProgress, StepPhase
 from coordinator.plan import holders
 from coordinator.plan.actions import UpdateIncident
 
@@ -63,20 +64,28 @@ def _has_mark(incident: Incident, phase: str) -> bool:
     return False
 
 
+def _ranks(job: JobView) -> Iterator[RankProgress | None]:
+    for slot in holders.members(job):
+        for local in range(len(slot.ranks)):
+            yield holders.progress(job, slot, local)
+
+
 def follow(job: JobView) -> UpdateIncident | None:
     """What the ranks' progress adds to the open incident: pulled, first step."""
     generation, incident = job.generation, job.incident
     if generation is None or incident is None or incident.closed:
         return None
     number = generation.generation
-    ranks = [
-        holders.progress(job, slot, local)
-        for slot in holders.members(job)
-        for local in range(len(slot.ranks))
-    ]
-    restored = bool(ranks) and all(one is not None and one.restored >= number for one in ranks)
-    if generation.phase is Phase.RESTORE and restored and not _has_mark(incident, "pulled"):
-        pulls = [one.pull for one in ranks if one is not None and one.pull is not None]
+    if generation.phase is Phase.RESTORE and not _has_mark(incident, "pulled"):
+        pulls = []
+        one = None
+        for one in _ranks(job):
+            if one is None or one.restored < number:
+                return None
+            if one.pull is not None:
+                pulls.append(one.pull)
+        if one is None:
+            return None  # nobody has a slot
         moved = sum(pull.bytes for pull in pulls)
         slowest = max((pull.seconds for pull in pulls), default=0.0)
         note = f"{moved} bytes by {len(pulls)} ranks in {slowest:.3f} s"
@@ -85,7 +94,7 @@ def follow(job: JobView) -> UpdateIncident | None:
             "every rank holds the resume step's state",
         )
     if generation.phase is Phase.RUNNING:
-        for one in ranks:
+        for one in _ranks(job):
             if one is None or one.generation != number:
                 continue
             if one.step > generation.resume_step or one.phase is StepPhase.DONE:

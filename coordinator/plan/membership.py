@@ -46,11 +46,13 @@ def find(view: ClusterView, job: JobView) -> Faults:
     over: list[tuple[int, int, TrainerExit]] = []
     staged = tuple(sorted(holders.staged(job)))
     for slot in holders.members(job):
-        if view.flags_of(slot.node).is_dead(slot.incarnation):
+        flags = view.flags.get(slot.node)
+        if flags is not None and flags.is_dead(slot.incarnation):
             lost.append(slot.slot)
         elif slot.slot not in staged:
             ended = holders.ended(view, job, slot)
-            over.extend((slot.slot, local, ended[local]) for local in sorted(ended))
+            if ended:
+                over.extend((slot.slot, local, ended[local]) for local in sorted(ended))
     return Faults(tuple(lost), tuple(over), staged)
 
 

@@ -84,9 +84,7 @@ def candidates(view: ClusterView, job: Job, taken: Set[str]) -> Candidates:
     """
     warm_for = Warm(job=job.spec.name, spec_revision=job.spec_revision)
     hot, cold, others = [], [], []
-    for node in sorted(view.nodes):
-        if node in taken or node in view.assignments:
-            continue
+    for node in sorted(view.nodes.keys() - view.assignments.keys() - taken):
         if unusable(view, node, job.spec.ranks_per_node):
             continue
         kept = view.spares.get(node)

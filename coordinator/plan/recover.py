@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from coordinator.model import (
@@ -50,6 +51,11 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
     """
     generation = job.current
     name = job.job.spec.name
+    silent = (slot for slot in holders.members(job) if holders.acks(job, slot) is None)
+    some = list(itertools.islice(silent, reserves.NAMED + 1))
+    if len(some) > reserves.NAMED:
+        # With many nodes this is asked often while the acknowledgements come.
+        return Wait(name, f"PAUSE: no acknowledgement yet from {reserves.names(some)}")
     owned, waiting = _acknowledged(job, holders.members(job))
     kept, late = _acknowledged(job, reserves.of_use(view, job))
     if late and now - job.phase_at < settings.pause:
@@ -236,7 +242,10 @@ def _restore(
 ) -> Transition:
     """RESTORE; ``kept`` are the reserves that follow it, the others are freed."""
     generation = job.current
-    named = (*_named([*owned, *kept]), *reserves.freed(job, {one.slot.slot for one in kept}))
+    named = (
+        *_with_instances([*owned, *kept]),
+        *reserves.freed(job, {one.slot.slot for one in kept}),
+    )
     why = f"every owner has stopped; resume at step {step}"
     incident = incidents.marked(job, "paused", why)
     if incident is not None:
@@ -258,7 +267,7 @@ def _restore(
     )
 
 
-def _named(owned: list[_Owned]) -> tuple[Slot, ...]:
+def _with_instances(owned: list[_Owned]) -> tuple[Slot, ...]:
     """The slots in which the acknowledged instances are not named yet, with them."""
     by_slot: dict[int, tuple[Slot, list[SlotRank]]] = {}
     for one in owned:
@@ -271,27 +280,25 @@ def _named(owned: list[_Owned]) -> tuple[Slot, ...]:
     )
 
 
-def _ranks(job: JobView) -> list[tuple[Slot, int, RankProgress | None]]:
-    return [
-        (slot, local, holders.progress(job, slot, local))
-        for slot in holders.members(job)
-        for local in range(len(slot.ranks))
-    ]
+def _each_rank(job: JobView) -> Iterator[tuple[Slot, int, RankProgress | None]]:
+    for slot in holders.members(job):
+        for local in range(len(slot.ranks)):
+            yield slot, local, holders.progress(job, slot, local)
 
 
 def restoring(job: JobView) -> Transition | Wait:
     """RESTORE: once every rank has joined the new group, record that the job runs."""
     generation = job.current
     number = generation.generation
-    waiting = [
-        job.job.spec.rank(slot.slot, local)
-        for slot, local, one in _ranks(job)
+    missing = (
+        str(job.job.spec.rank(slot.slot, local))
+        for slot, local, one in _each_rank(job)
         if one is None or one.generation != number
-    ]
+    )
+    waiting = list(itertools.islice(missing, reserves.NAMED + 1))
     if waiting:
         return Wait(
-            job.job.spec.name,
-            f"RESTORE: ranks {membership.some(tuple(waiting))} have not joined yet",
+            job.job.spec.name, f"RESTORE: ranks {reserves.some(waiting)} have not joined yet"
         )
     why = f"every rank has joined the group and runs from step {generation.resume_step}"
     spec = job.job.spec
@@ -325,7 +332,7 @@ def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
             return None
         said = [
             f"rank {job.job.spec.rank(slot.slot, local)}: {one.broken}"
-            for slot, local, one in _ranks(job)
+            for slot, local, one in _each_rank(job)
             if one is not None and one.broken_generation == generation.generation
         ]
         return membership.regroup(
@@ -339,7 +346,7 @@ def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
         )
     if generation.phase is Phase.RESTORE and quiet >= settings.restore * patience:
         number = generation.generation
-        if all(one is not None and one.restored >= number for _, _, one in _ranks(job)):
+        if all(one is not None and one.restored >= number for _, _, one in _each_rank(job)):
             return membership.regroup(
                 view,
                 job,
@@ -353,10 +360,9 @@ def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
 def finished(job: JobView) -> Transition | None:
     """Rule 9: once every rank is done, and not before, the job's end is recorded."""
     generation = job.current
-    ranks = _ranks(job)
     digests: dict[int, set[str]] = {}
     steps = set()
-    for slot, local, one in ranks:
+    for slot, local, one in _each_rank(job):
         if (
             one is None
             or one.phase is not StepPhase.DONE
@@ -381,7 +387,7 @@ def finished(job: JobView) -> Transition | None:
 def final_digests(job: JobView) -> tuple[str, ...]:
     """The digest of the final state of each shard position; empty where none is known any more."""
     digests: dict[int, str] = {}
-    for slot, local, one in _ranks(job):
+    for slot, local, one in _each_rank(job):
         if one is not None and one.digest:
             digests[job.job.spec.shard_position(job.job.spec.rank(slot.slot, local))] = one.digest
     return tuple(digests.get(one, "") for one in range(job.job.spec.shard_positions))
@@ -390,5 +396,5 @@ def final_digests(job: JobView) -> tuple[str, ...]:
 def running_step(job: JobView) -> int:
     """The job's step: the highest that a rank has committed, as its progress says."""
     generation: Generation | None = job.generation
-    steps = [one.step for _, _, one in _ranks(job) if one is not None]
+    steps = [one.step for _, _, one in _each_rank(job) if one is not None]
     return max([0, *steps, generation.resume_step if generation else 0])

@@ -10,6 +10,9 @@ from coordinator.plan import arrange, holders, membership
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.builder import empty_slots
 
+NAMED = 5
+"""How many of those that are waited for a reason names."""
+
 
 def of_use(view: ClusterView, job: JobView) -> list[Slot]:
     """The reserves that still can acknowledge."""
@@ -53,5 +56,9 @@ def empty_after(job: JobView, changed: Iterable[Slot]) -> tuple[int, ...]:
 
 def names(slots: Sequence[Slot]) -> str:
     """Owners for people, not too many of them."""
-    more = f" and {len(slots) - 5} more" if len(slots) > 5 else ""
-    return ", ".join(f"{slot.node} (slot {slot.slot})" for slot in slots[:5]) + more
+    return some([f"{slot.node} (slot {slot.slot})" for slot in slots[: NAMED + 1]])
+
+
+def some(words: Sequence[str]) -> str:
+    """The first :data:`NAMED` of some words, and whether there are others."""
+    return ", ".join(words[:NAMED]) + (" and others" if len(words) > NAMED else "")

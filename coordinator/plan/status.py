@@ -17,22 +17,26 @@ _ENDED = {
 
 def of(job: JobView, wait: Wait | None) -> JobStatus:
     """The status of a job; ``wait`` is what the planner says that it waits for, if anything."""
-    generation, spec = job.generation, job.job.spec
-    waits = wait.reason if wait is not None else ""
+    generation = job.generation
+    state, reason, replicas = _state(job, wait)
     if generation is None:
-        return JobStatus(JobState.WAITING, waits or "to be placed")
+        return JobStatus(state, reason)
     step = recover.running_step(job)
     if job.status is not None:
         step = max(step, job.status.step)
+    finished = generation.phase is Phase.FINISHED
+    digests = recover.final_digests(job) if finished else ()
+    return JobStatus(state, reason, replicas, step, generation.generation, digests)
+
+
+def _state(job: JobView, wait: Wait | None) -> tuple[JobState, str, int]:
+    """The state, why, and how many replicas run."""
+    generation, spec = job.generation, job.job.spec
+    waits = wait.reason if wait is not None else ""
+    if generation is None:
+        return JobState.WAITING, waits or "to be placed", 0
     if generation.phase in _ENDED:
-        finished = generation.phase is Phase.FINISHED
-        return JobStatus(
-            state=_ENDED[generation.phase],
-            reason=generation.reason,
-            step=step,
-            generation=generation.generation,
-            digests=recover.final_digests(job) if finished else (),
-        )
+        return _ENDED[generation.phase], generation.reason, 0
     replicas = 0
     blocked = wait is not None and wait.blocked
     if generation.phase is Phase.RUNNING and not blocked:
@@ -46,18 +50,24 @@ def of(job: JobView, wait: Wait | None) -> JobStatus:
         state, reason = JobState.STARTING, waits or generation.reason
     else:
         state, reason = JobState.RECOVERING, waits or generation.reason
-    return JobStatus(state, reason, replicas, step, generation.generation)
+    return state, reason, replicas
 
 
 def update(job: JobView, wait: Wait | None, now: float, settings: Settings) -> UpdateStatus | None:
     """The status to write, if it differs: a change of state at once, the rest at its interval."""
-    new, old = of(job, wait), job.status
+    old = job.status
+    state, _, _ = _state(job, wait)
     # an ended job's status stays: its digests came from keys that go with the nodes' leases
-    if new == old or (old is not None and old.state.ended and new.state.ended):
+    if old is not None and old.state.ended and state.ended:
+        return None
+    number = job.generation.generation if job.generation is not None else 0
+    same = old is not None and (old.state, old.generation) == (state, number)
+    if same and now - job.status_at < settings.status:
+        return None  # before the step is looked for among all ranks
+    new = of(job, wait)
+    if new == old:
         return None
     name = job.job.spec.name
-    if old is None or (old.state, old.generation) != (new.state, new.generation):
+    if not same:
         return UpdateStatus(name, new, f"{new.state.name}: {new.reason}")
-    if now - job.status_at < settings.status:
-        return None
     return UpdateStatus(name, new, f"step {new.step}")

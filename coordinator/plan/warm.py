@@ -19,16 +19,11 @@ def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
     for the jobs of lower priority, the last one's first.
     """
     kept: dict[str, list[str]] = {}
-    free: list[str] = []
-    for node in sorted(view.nodes.keys() | view.spares.keys()):
-        record = view.spares.get(node)
-        placed = node in view.assignments or node in taken
-        if record is None:
-            if not placed and node in view.nodes:
-                free.append(node)
-            continue
+    # Nearly all nodes of a large cluster have a place: no loop in Python tells them apart.
+    free = sorted(view.nodes.keys() - view.assignments.keys() - view.spares.keys() - taken)
+    for node, record in sorted(view.spares.items()):
         job = view.jobs.get(record.job)
-        if placed:
+        if node in view.assignments or node in taken:
             yield KeepWarm(node, "", 0, "it has a slot")
         elif job is None:
             continue  # its records can't be read now: nothing of it is touched
@@ -89,7 +84,14 @@ def leftovers(view: ClusterView) -> Iterator[Unassign]:
     which is told from what the placed nodes keep in etcd. Of others: where the slot has another
     owner and the leader that gave it one didn't come to take the old place away.
     """
-    for node, held in sorted(view.assignments.items()):
+    running = {name: job.slots for name, job in view.jobs.items() if not _over(job)}
+    doubtful = []
+    for node, held in view.assignments.items():
+        slots = running.get(held.job)
+        slot = slots.get(held.slot) if slots is not None else None
+        if slot is None or slot.node != node or slot.incarnation != held.incarnation:
+            doubtful.append((node, held))
+    for node, held in sorted(doubtful, key=lambda one: one[0]):
         job = view.jobs.get(held.job)
         if job is None or job.generation is None:
             continue

@@ -286,19 +286,22 @@ def test_who_didn_t_answer_during_an_outage_is_asked_again_after_it(bench: Bench
     assert len(bench.asked) == 2
 
 
-def test_a_wait_is_logged_once_for_each_change(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("apart", "told"), [(0.0, ["a", "b", "a"]), (1000.0, ["a"])])
+def test_a_wait_is_logged_once_for_each_change_but_not_too_often(
+    bench: Bench,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    apart: float,
+    told: list[str],
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "_TOLD_AGAIN", apart)
     bench.listed()
     for reason in ("a", "a", "b", "b", "a"):
         bench.decide = lambda view, reason=reason: (Wait("demo", reason),)  # type: ignore[misc]
         bench.act()
-    assert [one.message for one in caplog.records if "waits" in one.message] == [
-        "job demo waits: a",
-        "job demo waits: b",
-        "job demo waits: a",
-    ]
+    said = [one.message for one in caplog.records if "waits" in one.message]
+    assert said == [f"job demo waits: {one}" for one in told]
 
 
 def test_an_unreadable_record_is_logged_once(
