@@ -153,9 +153,10 @@ class _Arranging:
 
     def _fill(self, chosen: list[int]) -> None:
         donors: dict[int, list[int]] = {}
-        for number in sorted(self.stay, key=lambda one: (not self._held(self.stay[one]), one)):
-            if number // self.size not in chosen:
-                donors.setdefault(number % self.size, []).append(number)
+        filled = frozenset(chosen)
+        outside = [number for number in self.stay if number // self.size not in filled]
+        for number in sorted(outside, key=lambda one: (not self._held(self.stay[one]), one)):
+            donors.setdefault(number % self.size, []).append(number)
         for number in (one for block in chosen for one in self.slots(block)):
             if number in self.stay:
                 continue
@@ -204,6 +205,7 @@ class _Arranging:
     def _result(self, chosen: list[int]) -> Arrangement:
         members = {one for block in chosen for one in self.slots(block)}
         run = holders.has_run(self.job)
+        filled_blocks = frozenset(chosen)
         kept = {
             number
             for number, slot in self.stay.items()
@@ -223,7 +225,7 @@ class _Arranging:
             absent=tuple(
                 block * size + one
                 for block in range(self.spec.blocks)
-                if block not in chosen
+                if block not in filled_blocks
                 for one in range(size)
             ),
             awaited=tuple(self.awaited),
