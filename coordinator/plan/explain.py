@@ -22,7 +22,7 @@ from coordinator.plan.actions import (
     UpdateStatus,
     Wait,
 )
-from coordinator.plan.placement import unusable
+from coordinator.plan.placement import refusal, unusable
 
 Planner = Callable[[ClusterView, float, Settings], tuple[Action, ...]]
 
@@ -100,7 +100,7 @@ def notes(view: ClusterView, job: JobView) -> Iterator[Note]:
         if why := _owner(view, slot.node, slot.incarnation, each):
             yield Note(slot.node, mine[slot.node], why)
     for node in sorted(view.nodes.keys() - mine.keys() - view.assignments.keys()):
-        if why := unusable(view, node, each):
+        if why := refusal(view, node, job.job.spec):
             yield Note(node, "spare" if node in view.spares else "free", why)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.model import NodeFlags, Verdict
+from coordinator.model import Job, JobView, NodeFlags, Verdict
 from coordinator.plan import explain, plan
 from tests.unit.plan.views import JOB, SETTINGS, cluster, node, running, spec
 
@@ -39,10 +39,11 @@ def test_notes_name_what_stands_against_nodes() -> None:
     job = running(spec())
     view = cluster(
         job,
-        nodes=[node("n3"), node("n4"), node("n5", unhealthy="sick"), node("n6")],
+        JobView(job=Job(spec(name="other"))),
+        nodes=[node("n3"), node("n4"), node("n5", unhealthy="sick"), node("n6"), node("n7")],
         without=["n1"],
         suspects={"n1": Verdict.ALIVE},
-        spares={"n4": JOB},
+        spares={"n4": JOB, "n7": "other"},
     )
     flags = {"n0": NodeFlags(cordoned="a fan"), "n4": NodeFlags(draining="a move")}
     view = replace(view, flags=flags)
@@ -51,4 +52,5 @@ def test_notes_name_what_stands_against_nodes() -> None:
         ("n1", "slot 1", "suspect, its lease is gone; its probe says ALIVE: a reset"),
         ("n4", "spare", "draining: a move"),
         ("n5", "free", "unhealthy: sick"),
+        ("n7", "spare", "it is kept for job other of priority 0"),
     ]
