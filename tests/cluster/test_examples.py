@@ -24,6 +24,10 @@ def test_the_script_with_hotspare_differs_in_about_ten_lines() -> None:
     assert len(hot) <= 40
 
 
+def test_the_script_of_a_sharded_replica_fits_one_screen() -> None:
+    assert len(_lines("fsdp.py")) <= 30
+
+
 def test_the_model_is_as_large_as_it_says_and_the_text_always_the_same() -> None:
     gpt = runpy.run_path(str(demo.examples() / "gpt.py"))
     parameters = sum(one.numel() for one in gpt["GPT"]().parameters())

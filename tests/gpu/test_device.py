@@ -13,7 +13,8 @@ from torch import nn
 
 from protos.membership_pb2 import Source
 from workerd.shards.state import TrackedState
-from workerd.trainer.group import Group, GroupPlan, build
+from workerd.trainer.build import build
+from workerd.trainer.group import Group, GroupPlan
 
 dist: Any = torch.distributed
 
@@ -37,6 +38,7 @@ def group_of_one(port: int, generation: int) -> Group:
         positions=1,
         data_address="127.0.0.1",
         device=torch.device("cuda", 0),
+        inner={},
         facts={},
     )
     return build(plan, lambda generation, error: pytest.fail(error))

@@ -61,7 +61,9 @@ class TrackedState:
     """Modules, optimizers, schedulers and whatever else has `state_dict` and `load_state_dict`.
 
     Everything named here is looked up anew at each call, so state that comes into being later
-    (an optimizer's, at its first step) belongs to it. One thread at a time.
+    (an optimizer's, at its first step) belongs to it; only the parameters of a module that FSDP2
+    has sharded have to be there. Of a distributed tensor it is this rank's part. One thread at a
+    time.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
@@ -73,6 +75,12 @@ class TrackedState:
                         f"{name}: a {type(value).__qualname__} has no {method}()"
                     )
         self.objects: Mapping[str, Any] = dict(objects)
+        self._sharded: dict[str, dict[str, torch.Tensor]] = {
+            name: dict(value.named_parameters(remove_duplicate=False))
+            for name, value in objects.items()
+            if isinstance(value, nn.Module) and _is_sharded(value)
+        }
+        """The parameters of each module that FSDP2 has sharded."""
         self._volatile = Volatile(self.objects)
 
     def snapshot(self) -> Snapshot:
@@ -111,6 +119,8 @@ class TrackedState:
             path = segment(name)
             if overrides is not None and name in overrides.objects:
                 state: Any = overrides.objects[name].borrowed()
+            elif name in self._sharded:
+                state = _state_as_sharded(value, self._sharded[name])
             else:
                 state = value.state_dict()
             if overrides is not None and isinstance(value, nn.Module):
@@ -118,6 +128,30 @@ class TrackedState:
                     state[key] = overrides.values.get((name, key), state[key])
             collected.nodes[name] = flatten(state, path, collected.leaf)
         return collected
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(callable(getattr(one, "reshard", None)) for one in module.modules())
+
+
+def _state_as_sharded(module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What state_dict() would tell if the module were not in the middle of a pass.
+
+    FSDP2 frees what it has gathered when state_dict() is called, and another thread may be
+    computing with it. The parameters that it shards stay the same objects, and whole, all the time.
+    """
+    state: dict[str, Any] = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        dotted = f"{prefix}." if prefix else ""
+        for key, parameter in part._parameters.items():
+            if parameter is not None:
+                state[dotted + key] = parameters[dotted + key]
+        for key, buffer in part._buffers.items():
+            if buffer is not None and key not in part._non_persistent_buffers_set:
+                state[dotted + key] = buffer
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            state[dotted + EXTRA] = part.get_extra_state()
+    return state
 
 
 def local_tensor(path: str, tensor: torch.Tensor) -> torch.Tensor:

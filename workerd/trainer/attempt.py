@@ -134,6 +134,14 @@ class Attempt:
         if self._committed and self.active:
             raise MisuseError("a replicated module's backward pass after commit()")
 
+    def may_communicate(self) -> None:
+        """Raises MisuseError where a collective inside the replica could not be repeated."""
+        if not self._job.rehearsing and (not self.active or self._committed):
+            raise MisuseError(
+                "a collective inside the replica belongs into attempt(), and before "
+                "commit(): only there is it repeated when a rank fails"
+            )
+
     def _agree(self, session: Session) -> None:
         job = self._job
         overhead = job.overhead
@@ -169,6 +177,7 @@ class Attempt:
             session.tear()
             return False
         if isinstance(error, RepeatStep):
+            self._job.replicator.reset()
             session.settle()
             return True
         if not isinstance(error, Exception) or isinstance(error, MisuseError):
@@ -178,6 +187,7 @@ class Attempt:
         step = session.step
         if session.disturbed() and self._excused != step:
             self._excused = step
+            self._job.replicator.reset()
             session.settle()
             return True
         return False

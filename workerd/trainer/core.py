@@ -49,6 +49,8 @@ class Core:
         self.group: Group | None = None
         self.placed: Restore | None = None  # the RESTORE whose group was joined last
         self.facts: dict[str, str] = {}  # what must be equal on all replicas
+        self.inner: dict[str, tuple[int, ...]] = {}  # groups inside the replica; see GroupPlan
+        self.built_for: int | None = None  # the shard position, once the script depends on it
         self.reloaded: Callable[[], None] = lambda: None  # the tracked state was written anew
         self._link = link
         self._page = page
@@ -191,6 +193,11 @@ class Core:
                 return
             if verdict.do is Do.REFUSE:
                 raise Refused(verdict.reason)
+            if self.built_for not in (None, restore.shard_position):
+                raise Refused(
+                    f"it is built for shard position {self.built_for}, "
+                    f"not for {restore.shard_position}"
+                )
             self._set(verdict.standing)
             self._changed.notify_all()
         if verdict.do in (Do.REPEAT, Do.ADOPT):

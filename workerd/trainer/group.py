@@ -5,29 +5,29 @@ A group never blocks longer than its owner wants: every collective in flight end
 or when the group is abandoned, whichever comes first. (Gloo's own `abort` does not unblock a
 collective that waits for a live but silent peer.) So nothing that a collective may still write
 to later is memory that anybody reads: Gloo works on staging buffers that go with the group.
+
+All ranks of the job end together: those of one shard position, which hold the same state, reduce
+gradients; those of one replica carry what the script tells them; all of them agree.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed
 
 from workerd.trainer.barrier import Barrier
-from workerd.trainer.errors import GroupBroken, ReplicasDiffer
+from workerd.trainer.errors import GroupBroken, MisuseError
 
 dist: Any = torch.distributed  # its stubs leave most of this out
 
-BUILD_TIMEOUT: Final = timedelta(seconds=60)
-# A peer may rightly be slow (it writes a file, compiles): who is stuck is judged elsewhere.
-COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
+# The backends of a DP group, by what they work on.
+DATA: Final = "data"  # the job's device
+HOST: Final = "host"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class GroupPlan:
     positions: int
     data_address: str  # what this process binds
     device: torch.device
-    facts: Mapping[str, str]  # what must be equal to rank 0's, by name
+    inner: Mapping[str, tuple[int, ...]]  # groups in the replica: the positions in each, by name
+    facts: Mapping[str, str]  # what must be equal to replica 0's, by name
 
 
 class _Pending:
@@ -78,9 +79,8 @@ class Group:
     def __init__(
         self,
         plan: GroupPlan,
-        data: Any,
-        agreements: list[Any],
-        barriers: list[Barrier],
+        backends: Mapping[str, Any],
+        barrier: Barrier,
         on_broken: Callable[[int, str], None],
     ) -> None:
         self.generation = plan.generation
@@ -88,9 +88,8 @@ class Group:
         self.size = plan.replicas
         self.error: str | None = None
         self._device = plan.device
-        self._data = data
-        self._agreements = agreements  # along the replica first, then along the DP group
-        self._barriers = barriers  # the same
+        self._backends = dict(backends)
+        self._barrier = barrier
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._pending: set[_Pending] = set()
@@ -114,7 +113,7 @@ class Group:
         def end(error: BaseException | None) -> None:
             result.set_result(buffer if error is not None else staging)
 
-        self._start(_Pending(end), lambda: self._data.allreduce([staging]))
+        self._start(_Pending(end), lambda: self._of(DATA).allreduce([staging]).get_future())
         return result
 
     def _mean_on_device(self, buffer: torch.Tensor) -> torch.futures.Future[Any]:
@@ -126,42 +125,70 @@ class Group:
             return done
         buffer.mul_(1.0 / self.size)
         try:
-            work = self._data.allreduce([buffer])
-        except RuntimeError as error:
-            self._broken(error)
+            work = self._of(DATA).allreduce([buffer])
+        except (RuntimeError, LookupError) as error:
+            self.broken(error.with_traceback(None))
             done = torch.futures.Future(devices=[self._device])
             done.set_result(buffer)
             return done
         return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
-    def agree(self, bits: int = 0) -> int:
-        """The barrier between PREPARED and UPDATING over the whole job.
+    def carry(
+        self,
+        inner: str,
+        launch: Callable[[Any], list[Any]],
+        end: Callable[[BaseException | None], None],
+        on_device: bool,
+        between: bool,
+    ) -> None:
+        """Starts a collective of a group inside the replica; `end` is called once, when it ends.
 
+        `between` two ranks only: Gloo has no future of these. Raises MisuseError for one that is
+        refused as it stands.
+        """
+        key = inner_key(inner, on_device and self._device.type == "cuda")
+
+        def start() -> torch.futures.Future[Any]:
+            try:
+                works = launch(self._of(key))
+            except RuntimeError as error:
+                if between or on_device:
+                    raise
+                # Gloo has only looked at the arguments by now.
+                raise MisuseError(f"a collective inside the replica: {error}") from None
+            if between and not on_device:
+                return _watched(works[0])
+            return _together(works)
+
+        self._start(_Pending(end), start)
+
+    def agree(self, bits: int = 0) -> int:
+        """The barrier between PREPARED and UPDATING: nobody leaves it before every rank has come.
+
+        One barrier over all ranks of the job, and so along every replica and along every DP group.
         `bits` (one byte) of all ranks come back joined by "or"; planned changes will ask for "stop
         after this step" by one. Raises GroupBroken.
         """
         if self._closed():
             raise GroupBroken(self.error or "the group was abandoned")
         try:
-            for barrier in self._barriers:
-                bits = barrier.meet(bits)
+            return self._barrier.meet(bits)
         except OSError as error:
-            self._broken(error.with_traceback(None))
+            self.broken(error.with_traceback(None))
             raise GroupBroken(str(error)) from None
-        return bits
 
     def maximum(self, tensor: torch.Tensor) -> None:
         """The elementwise maximum over the DP group, in place, on the CPU. Raises GroupBroken."""
-        self._blocking(lambda: self._agreed(-1, tensor))
+        self._blocking(lambda: self._of(HOST).allreduce([tensor], dist.ReduceOp.MAX).get_future())
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replica 0's `tensor` everywhere, in place, on this job's device. Raises GroupBroken."""
-        self._blocking(lambda: self._data.broadcast([tensor], _from_first()))
+        self._blocking(lambda: self._of(DATA).broadcast([tensor], _from_first()).get_future())
 
-    def _agreed(self, index: int, tensor: torch.Tensor) -> Any:
+    def _of(self, name: str) -> Any:
         # No frame that an exception may hold on to names a backend: whoever lets go of it last
         # waits for collectives that may never end, and that must be the thread of `drop`.
-        return self._agreements[index].allreduce([tensor], dist.ReduceOp.MAX)
+        return self._backends[name]
 
     def check(self) -> None:
         """Raises GroupBroken if a collective has failed, or the group was abandoned."""
@@ -178,26 +205,25 @@ class Group:
                 return None
             self._abandoned = True
             pending, self._pending = self._pending, set()
-            backends = [*self._agreements, self._data]
-            self._agreements, self._data = [], None
-        for barrier in self._barriers:
-            barrier.end()
+            backends, self._backends = list(set(self._backends.values())), {}
+        self._barrier.end()
         for one in pending:
             one.finish(GroupBroken("the group was abandoned"))
         self._staging = {}
-        return drop(backends, self._barriers)
+        return drop(backends, self._barrier)
 
     def _closed(self) -> bool:
         return self._abandoned or self.error is not None
 
-    def _broken(self, error: BaseException) -> None:
+    def broken(self, error: BaseException) -> None:
+        """A collective has failed: so has the group."""
         with self._lock:
             if self._closed():
                 return
             self.error = str(error).partition("\n")[0] or type(error).__name__
         self._on_broken(self.generation, self.error)
 
-    def _start(self, pending: _Pending, launch: Callable[[], Any]) -> None:
+    def _start(self, pending: _Pending, launch: Callable[[], torch.futures.Future[Any]]) -> None:
         with self._lock:
             if not self._closed():
                 self._pending.add(pending)
@@ -205,10 +231,14 @@ class Group:
             pending.finish(GroupBroken(self.error or "the group was abandoned"))
             return
         try:
-            future = launch().get_future()
-        except (RuntimeError, AttributeError, IndexError) as error:  # no backend: abandoned
+            future = launch()
+        except (RuntimeError, LookupError) as error:  # no backend: abandoned
             self._ended(pending, error.with_traceback(None))
             return
+        except BaseException:
+            with self._lock:
+                self._pending.discard(pending)
+            raise
 
         def landed(done: torch.futures.Future[Any]) -> None:
             try:
@@ -224,9 +254,9 @@ class Group:
         with self._lock:
             self._pending.discard(pending)
         if pending.finish(error) and error is not None:
-            self._broken(error)
+            self.broken(error)
 
-    def _blocking(self, launch: Callable[[], Any]) -> None:
+    def _blocking(self, launch: Callable[[], torch.futures.Future[Any]]) -> None:
         landed = threading.Event()
         pending = _Pending(lambda error: landed.set())
         self._start(pending, launch)
@@ -235,21 +265,14 @@ class Group:
             raise GroupBroken(str(pending.error)) from pending.error
 
 
-def _from_first() -> Any:
-    options = dist.BroadcastOptions()
-    options.rootRank = 0
-    options.rootTensor = 0
-    return options
-
-
-def drop(backends: list[Any], barriers: Sequence[Barrier] = ()) -> threading.Thread:
+def drop(backends: list[Any], barrier: Barrier | None = None) -> threading.Thread:
     """Aborts and frees what a group holds on a thread of its own: that may block on a silent peer.
 
-    The barriers have ended before.
+    The barrier has ended before.
     """
 
     def free() -> None:
-        for barrier in barriers:
+        if barrier is not None:
             barrier.close()
         for backend in backends:
             backend.abort()
@@ -260,74 +283,34 @@ def drop(backends: list[Any], barriers: Sequence[Barrier] = ()) -> threading.Thr
     return thread
 
 
-def _gloo(store: Any, rank: int, size: int, address: str) -> Any:
-    options = dist.ProcessGroupGloo._Options()
-    # An explicit device: the default one is found by the host's name.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = BUILD_TIMEOUT
-    backend = dist.ProcessGroupGloo(store, rank, size, options)
-    backend._set_default_timeout(COLLECTIVE_TIMEOUT)
-    return backend
+def _from_first() -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    options.rootTensor = 0
+    return options
 
 
-def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
-    # torch's watchdog must not end the process for an error that a regroup repairs.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = COLLECTIVE_TIMEOUT
-    if torch.cuda.nccl.version() >= (2, 18):
-        options.config.blocking = 0  # with it an abort does not wait for the peers
-    backend = dist.ProcessGroupNCCL(store, rank, size, options)
-    backend.eager_connect_single_device(device)
-    return backend
+def inner_key(name: str, on_device: bool) -> str:
+    """The name of a backend of a group inside the replica."""
+    return f"replica/{name}/{'nccl' if on_device else 'gloo'}"
 
 
-def build(plan: GroupPlan, on_broken: Callable[[int, str], None]) -> Group:
-    """Meets the other ranks; returns when all have come, which is the generation's barrier.
+def _together(works: list[Any]) -> torch.futures.Future[Any]:
+    every = torch.futures.collect_all([work.get_future() for work in works])
+    return every.then(lambda done: [one.value() for one in done.value()])
 
-    Blocks up to BUILD_TIMEOUT when a peer does not come: call it from a thread that may be left
-    alone. Raises ReplicasDiffer, and RuntimeError (or torch's subclasses) when it fails.
-    """
-    store = dist.PrefixStore(
-        f"{plan.job}/{plan.generation}/{plan.nonce}/",
-        dist.TCPStore(
-            plan.store_host,
-            plan.store_port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=BUILD_TIMEOUT,
-        ),
-    )
-    place = f"position{plan.position}"
-    store.set(f"{place}/facts/{plan.replica}", json.dumps(dict(plan.facts)))
-    built: list[Any] = []
-    barriers: list[Barrier] = []
 
-    def meet(prefix: str, rank: int, size: int) -> None:
-        at = dist.PrefixStore(prefix, store)
-        address = plan.data_address
-        built.append(_gloo(dist.PrefixStore("gloo/", at), rank, size, address))
-        agreeing = dist.PrefixStore("agreement/", at)
-        limits = {"build": BUILD_TIMEOUT, "wait": COLLECTIVE_TIMEOUT}
-        barriers.append(Barrier(agreeing, rank, size, address, **limits))
+def _watched(work: Any) -> torch.futures.Future[Any]:
+    """A future of a work that has none. Its thread goes with the connection, at the latest."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
 
-    try:
-        if plan.positions > 1:
-            meet(f"replica{plan.replica}/", plan.position, plan.positions)
-        meet(f"{place}/", plan.replica, plan.replicas)
-        data = built[-1]
-        if plan.device.type == "cuda":
-            reducing = dist.PrefixStore(f"{place}/nccl/", store)
-            data = _nccl(reducing, plan.replica, plan.replicas, plan.device)
-        first = json.loads(store.get(f"{place}/facts/0"))
-        for name, value in plan.facts.items():
-            if first.get(name) != value:
-                raise ReplicasDiffer(
-                    f"{name} of replica {plan.replica} is not that of replica 0 "
-                    f"({value} here, {first.get(name)} there)"
-                )
-    except BaseException:
-        drop(built, barriers)
-        raise
-    return Group(plan, data, built, barriers, on_broken)
+    def watch() -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            future.set_exception(error.with_traceback(None))
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=watch, name="hotspare-between", daemon=True).start()
+    return future

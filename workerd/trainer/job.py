@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.device_mesh import DeviceMesh
 
 from protos.trainer_pb2 import Hello, Welcome
 from workerd.protocol import link as wire
@@ -26,6 +26,7 @@ from workerd.trainer.buffers import SharedBuffers
 from workerd.trainer.children import guard_children
 from workerd.trainer.errors import LinkLost, MisuseError, Released
 from workerd.trainer.group import Group
+from workerd.trainer.inner import Inner
 from workerd.trainer.replicate import Replicator
 from workerd.trainer.session import Session
 from workerd.trainer.streams import Streams, derive
@@ -65,6 +66,14 @@ class Job:
         self._attempt = Attempt(self)
         address = session.welcome.data_address if session is not None else "127.0.0.1"
         self._replicator = Replicator(address, self._group, self._attempt.may_reduce)
+        positions = session.welcome.shard_positions if session is not None else 1
+        self._inner = Inner(
+            positions,
+            device,
+            session.position if session is not None else lambda: 0,
+            self._group,
+            self._attempt.may_communicate,
+        )
         # All replicas build the same model: the streams do not depend on the rank yet.
         self.streams.seed(derive(seed, -1, -1))
 
@@ -79,6 +88,7 @@ class Job:
     ) -> bool:
         session = self.session
         if session is None:
+            self._inner.close()
             return False
         try:
             if isinstance(error, Released):
@@ -100,6 +110,7 @@ class Job:
             return False
         finally:
             session.close()
+            self._inner.close()
 
     @property
     def step(self) -> int:
@@ -155,12 +166,27 @@ class Job:
         """A generator on `device` that starts anew from (seed, step, rank) at every attempt."""
         return self.streams.generator
 
-    def replicate(self, module: nn.Module, **ddp: Any) -> DistributedDataParallel:
-        """Wraps a module so that its gradients become the mean over the replicas.
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The ranks of this replica, of one dimension, "shard": a rank's place is its position.
 
-        The module is on `device` already. Further arguments go to DistributedDataParallel; what
-        its broadcast_buffers does is done at every commit. Raises MisuseError for arguments that
-        the job decides itself, or once steps have begun.
+        To torch.distributed the replica is the world: the mesh, its groups and whatever is built on
+        them before the first step stay the same objects for the job's life, while the groups
+        underneath change. Their collectives belong into `attempt`, before `commit`. Waits for a
+        place in the job if this rank's position depends on it. Raises MisuseError where
+        torch.distributed was initialized by somebody else.
+        """
+        if self._ready and not self._inner.used:
+            raise MisuseError("job.mesh comes before the first use of step, replica or attempt()")
+        return self._inner.mesh
+
+    def replicate(self, module: nn.Module, **ddp: Any) -> nn.Module:
+        """Makes a module's gradients the mean over the replicas, position by position.
+
+        The module is on `device` already. One that `fully_shard` has been applied to (over `mesh`)
+        comes back as it is. Any other is wrapped in DistributedDataParallel, which further
+        arguments go to; what its broadcast_buffers does is done at every commit. Raises MisuseError
+        for arguments that the job decides itself, or once steps have begun.
         """
         self._before_ready("replicate()")
         return self._replicator.replicate(module, **ddp)
@@ -199,6 +225,7 @@ class Job:
             fn()
         finally:
             self.rehearsing = False
+        self._replicator.reset()
         for optimizer in built.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -240,7 +267,16 @@ class Job:
             if any(id(p) not in held for p in wrapped.parameters()):
                 raise MisuseError("a replicated module is not tracked: a spare would not get it")
         session = self.session
+        self._inner.sealed = True
         if session is not None:
+            positions = session.welcome.shard_positions
+            if positions > 1 and not self._inner.used:
+                raise MisuseError(
+                    f"a replica of this job spans {positions} ranks: build the model over job.mesh"
+                )
+            if positions > 1:
+                session.inner = self._inner.groups
+                session.facts["groups inside the replica"] = repr(session.inner)
             if session.welcome.replicas > 1 and not self._replicator.wrapped:
                 raise MisuseError("no module was replicated: the replicas would go apart")
             self.buffers = SharedBuffers(modules)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from protos.membership_pb2 import Pull
 from protos.trainer_pb2 import Restore
+from workerd.trainer.build import build
 from workerd.trainer.errors import ReplicasDiffer
-from workerd.trainer.group import Group, GroupPlan, build
+from workerd.trainer.group import Group, GroupPlan
 
 if TYPE_CHECKING:
     from workerd.shards.wire import ShardIdentity
@@ -111,6 +112,7 @@ class Building:
             positions=welcome.shard_positions,
             data_address=welcome.data_address,
             device=session.device,
+            inner=session.inner,
             facts=session.facts,
         )
         threading.Thread(target=self._run, name="hotspare-build-group", daemon=True).start()

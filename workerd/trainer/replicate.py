@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workerd.trainer.errors import MisuseError
 from workerd.trainer.group import Group
+from workerd.trainer.sharded import Sharded, is_sharded
 
 dist: Any = torch.distributed  # its stubs leave most of this out
 
@@ -93,12 +94,30 @@ class Replicator:
         self._current = current
         self._may_reduce = may_reduce
         self._alone: Any = None
-        self.wrapped: list[DistributedDataParallel] = []
+        self.wrapped: list[nn.Module] = []
         self.layouts: list[str] = []
         self._partial: list[_Partial] = []
+        self._sharded: list[Sharded] = []
 
-    def replicate(self, module: nn.Module, **ddp: Any) -> DistributedDataParallel:
+    def replicate(self, module: nn.Module, **ddp: Any) -> nn.Module:
         """See Job.replicate."""
+        if is_sharded(module):
+            if ddp:
+                raise MisuseError(f"replicate() of a sharded module takes no {', '.join(ddp)}")
+            number = len(self.wrapped)
+            sharded = Sharded(module, number, self._current, self._may_reduce)
+            self._sharded.append(sharded)
+            self.layouts.append(sharded.layout)
+            self.wrapped.append(module)
+            return module
+        return self._wrap(module, **ddp)
+
+    def reset(self) -> None:
+        """The attempt is dropped: whatever a wrapper has kept from it is, too."""
+        for sharded in self._sharded:
+            sharded.reset()
+
+    def _wrap(self, module: nn.Module, **ddp: Any) -> DistributedDataParallel:
         for name, why in _REFUSED.items():
             if ddp.get(name):
                 raise MisuseError(f"replicate() takes no {name}: {why}")

@@ -132,6 +132,25 @@ class Session(Core):
         with self._changed:
             self.standing = phases.dirty(self.standing).standing
 
+    def position(self) -> int:
+        """This rank's shard position; where that depends on the slot, waits for one.
+
+        Raises Released when the job has ended instead, and what ends the session.
+        """
+        if self.built_for is None:
+            positions, welcome = self.welcome.shard_positions, self.welcome
+            if welcome.ranks_per_node % positions == 0:
+                self.built_for = welcome.local_rank % positions
+            else:
+                # As warm as a spare can be that does not know yet which part of a replica it gets.
+                self._send(Ready())
+                with self._changed:
+                    while not self._stop.generation:
+                        self._end_if_over()
+                        self._changed.wait()
+                    self.built_for = self._stop.rank % positions
+        return self.built_for
+
     def ready(self, tracked: TrackedState) -> None:
         """Everything that needs no group is built; a stop may be answered from here on."""
         self._tracked = tracked

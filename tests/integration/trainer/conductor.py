@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +40,16 @@ SCRIPT = Path(__file__).with_name("script.py")
 M = TypeVar("M")
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a trainer is told of its job, and of its place on its node."""
+
+    replicas: int
+    positions: int = 1
+    ranks_per_node: int = 1
+    local_rank: int = 0
+
+
 class Trainer:
     """One real trainer process and workerd's end of its link."""
 
@@ -48,7 +59,7 @@ class Trainer:
         folder: Path,
         instance: str,
         spare: bool,
-        replicas: int,
+        shape: Shape,
         environment: Mapping[str, str],
     ) -> None:
         self.instance = instance
@@ -69,7 +80,7 @@ class Trainer:
             },
             self.output,
         )
-        self._spare, self._replicas, self._listener = spare, replicas, listener
+        self._spare, self._shape, self._listener = spare, shape, listener
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -87,9 +98,10 @@ class Trainer:
             Welcome(
                 job="job",
                 seed=7,
-                ranks_per_node=1,
-                shard_positions=1,
-                replicas=self._replicas,
+                local_rank=self._shape.local_rank,
+                ranks_per_node=self._shape.ranks_per_node,
+                shard_positions=self._shape.positions,
+                replicas=self._shape.replicas,
                 spare=self._spare,
                 data_address="127.0.0.1",
             )
@@ -162,25 +174,37 @@ class Trainer:
 
 
 class Conductor:
-    """One job of replicas of one rank each. Ranks are the keys of `ranks`."""
+    """One job of replicas of `positions` ranks each. Ranks are the keys of `ranks`."""
 
-    def __init__(self, nursery: Nursery, folder: Path, **environment: str) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        *,
+        positions: int = 1,
+        ranks_per_node: int = 1,
+        **environment: str,
+    ) -> None:
         self.nursery = nursery
         self.folder = folder
+        self.positions = positions
+        self.ranks_per_node = ranks_per_node
         self.environment = environment
         self.generation = 0
+        self.size = 0
         self.ranks: dict[int, Trainer] = {}
         self.all: list[Trainer] = []
         self.replaced: list[Trainer] = []
         self.resume_step = -1
 
     def trainer(
-        self, environment: Mapping[str, str], *, spare: bool = False, replicas: int = 3
+        self, environment: Mapping[str, str], *, spare: bool = False, local_rank: int = 0
     ) -> Trainer:
         """Starts one more."""
         together = {**self.environment, **environment}
         name = f"t{len(self.all)}"
-        trainer = Trainer(self.nursery, self.folder, name, spare, replicas, together)
+        shape = Shape(self.size // self.positions, self.positions, self.ranks_per_node, local_rank)
+        trainer = Trainer(self.nursery, self.folder, name, spare, shape, together)
         self.all.append(trainer)
         return trainer
 
@@ -189,14 +213,16 @@ class Conductor:
     ) -> list[Trainer]:
         """Starts `size` ranks (some with an environment of their own) and runs generation 1.
 
-        Answers the spares, which are ready by then.
+        Answers the spares, which are ready by then; their local ranks count up from 0.
         """
+        self.size = size
         waiting = [
-            self.trainer({"REHEARSE": "1"}, spare=True, replicas=size) for _ in range(spares)
+            self.trainer({"REHEARSE": "1"}, spare=True, local_rank=one % self.ranks_per_node)
+            for one in range(spares)
         ]
         for rank in range(size):
             own = (special or {}).get(rank, {})
-            self.ranks[rank] = self.trainer(own, replicas=size)
+            self.ranks[rank] = self.trainer(own, local_rank=rank % self.ranks_per_node)
         for trainer in waiting:
             trainer.expect(Ready)
         self.pause()
@@ -233,31 +259,33 @@ class Conductor:
         held = [ack.step for ack in acks.values() if ack.phase != EMPTY]
         initial = not held
         step = max(held) if held else 0
-        lowest = min(acks)
-        named = [
-            Source(
-                rank=rank,
-                node=f"node-of-{self.ranks[rank].instance}",
-                instance=self.ranks[rank].instance,
-                address=ack.shard_address,
-                initial_digest=ack.initial_digest if initial else "",
-            )
-            for rank, ack in acks.items()
-            if (sources is None or rank in sources)
-            if (initial and rank == lowest)
-            or (ack.phase in (COMPUTING, PREPARED, DONE) and ack.step == step)
-            or (ack.phase == PREPARED and ack.step == step - 1)
-        ]
         offer = next(ack.offer for ack in acks.values() if ack.HasField("offer"))
         for rank in self.ranks if only is None else only:
+            position = rank % self.positions
+            own = {one: ack for one, ack in acks.items() if one % self.positions == position}
+            named = [
+                Source(
+                    rank=one,
+                    node=f"node-of-{self.ranks[one].instance}",
+                    instance=self.ranks[one].instance,
+                    address=ack.shard_address,
+                    initial_digest=ack.initial_digest if initial else "",
+                )
+                for one, ack in own.items()
+                if (sources is None or one in sources)
+                if (initial and one == min(own))
+                or (ack.phase in (COMPUTING, PREPARED, DONE) and ack.step == step)
+                or (ack.phase == PREPARED and ack.step == step - 1)
+            ]
             self.ranks[rank].link.send(
                 Restore(
                     generation=self.generation,
                     resume_step=step,
                     initial=initial,
                     rank=rank,
-                    replica=rank,
-                    replicas=len(self.ranks),
+                    replica=rank // self.positions,
+                    replicas=len(self.ranks) // self.positions,
+                    shard_position=position,
                     sources=named,
                     rendezvous=Rendezvous(address=offer.address, nonce=offer.nonce),
                 )
@@ -301,17 +329,24 @@ class Conductor:
             threading.Event().wait(0.01)
 
     def finish(self) -> str:
-        """The end of the job: the digest that all ranks report, after all have exited with 0."""
-        digests = {trainer.expect(Done).digest for trainer in self.ranks.values()}
+        """The end of the job: the digest that all ranks report, after all have exited with 0.
+
+        With several positions their digests, one after the other.
+        """
+        ends = {rank: trainer.expect(Done).digest for rank, trainer in self.ranks.items()}
+        digests: list[str] = []
+        for position in range(self.positions):
+            held = {end for rank, end in ends.items() if rank % self.positions == position}
+            assert len(held) == 1, ends
+            digests += held
         steps = {trainer.expect(Done).step for trainer in self.ranks.values()}
-        assert len(digests) == 1, digests
         assert len(steps) == 1, steps
         living = [trainer for trainer in self.all if trainer not in self.replaced]
         for trainer in living:
             trainer.link.send(Release(step=max(steps)))
         for trainer in living:
             assert trainer.process.wait(DEADLINE) == 0, trainer.output.read_text()
-        return digests.pop()
+        return " ".join(digests)
 
     def close(self) -> None:
         for trainer in self.all:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def conduct(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., Conducto
     """Makes conductors; whatever they started is gone afterwards."""
     made: list[Conductor] = []
 
-    def make(**environment: str) -> Conductor:
+    def make(**environment: Any) -> Conductor:
         folder = tmp_path / str(len(made))
         folder.mkdir()
         made.append(Conductor(nursery, folder, **environment))
@@ -37,14 +38,14 @@ def conduct(tmp_path: Path, nursery: Nursery) -> Iterator[Callable[..., Conducto
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Callable[..., str]:
     """The digest of a run that nothing happens to, by its environment; run once each."""
-    known: dict[tuple[tuple[str, str], ...], str] = {}
+    known: dict[tuple[tuple[str, Any], ...], str] = {}
 
-    def digest(**environment: str) -> str:
-        key = tuple(sorted(environment.items()))
+    def digest(size: int = 3, **environment: Any) -> str:
+        key = (("size", size), *sorted(environment.items()))
         if key not in known:
             conductor = Conductor(nursery, tmp_path_factory.mktemp("undisturbed"), **environment)
             try:
-                conductor.start()
+                conductor.start(size)
                 known[key] = conductor.finish()
             finally:
                 conductor.close()

@@ -81,7 +81,6 @@ class Nursery:
 
 
 def main() -> None:
-    import torch._dynamo  # noqa: F401 - what DistributedDataParallel brings in, half of a start
 
     import workerd.shards.client
     import workerd.shards.server

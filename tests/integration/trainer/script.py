@@ -8,15 +8,21 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+import torch.distributed
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from tests.integration.trainer import faults
 from workerd.trainer import join
 
 torch.set_num_threads(1)
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)d %(message)s")
+
+dist: Any = torch.distributed
 
 STEPS = int(os.environ.get("STEPS", "30"))
 OWN = int(os.environ.get("OWN", "0"))
@@ -48,6 +54,58 @@ class Branches(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.parts[self.part](self.first(inputs).relu())
         return result
+
+
+class Split(nn.Module):
+    """Every position holds a part of the hidden layer; what it says is summed over the replica."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.group = mesh.get_group()
+        self.own, self.all = mesh.get_local_rank(), mesh.size()
+        torch.manual_seed(100 + self.own)
+        self.first = nn.Linear(16, 32)
+        self.second = nn.Linear(32, 4, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(())  # of the rank's own stream
+        dist.broadcast(noise, 0, group=self.group)
+        shared = torch.empty(self.all)
+        dist.all_gather_into_tensor(shared, noise.view(1) * (1 + self.own), group=self.group)
+        aside = torch.empty(())
+        works = [
+            dist.isend(noise * self.own, (self.own + 1) % self.all),
+            dist.irecv(aside, (self.own - 1) % self.all),
+        ]
+        for work in works:
+            work.wait()
+        partial = self.second(self.first(inputs).relu())
+        total: torch.Tensor = Summed.apply(partial, self.group)  # type: ignore[no-untyped-call]
+        return total * (1 + shared.sum() + aside)
+
+
+class Summed(torch.autograd.Function):
+    """The sum over a group; every rank goes on with the same, and so has the same gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
+        total = partial.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+def build_sharded(mesh: DeviceMesh) -> nn.Module:
+    """FSDP2 over the replica; of three rows two positions hold unequal parts."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 33), nn.BatchNorm1d(33), nn.ReLU(), nn.Dropout(0.2), nn.Linear(33, 3)]
+    model = nn.Sequential(*layers)
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def build() -> nn.Module:
@@ -119,7 +177,11 @@ def main() -> None:
             "bucket_cap_mb": float(os.environ.get("BUCKET", "0.0001")),
             "find_unused_parameters": KIND == "branches",
         }
-        model = job.replicate(build().to(job.device), **layout)
+        if KIND == "sharded":
+            model = job.replicate(build_sharded(job.mesh))
+        else:
+            net = Split(job.mesh) if KIND == "split" else build()
+            model = job.replicate(net.to(job.device), **layout)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
         counter = Counter()
@@ -133,13 +195,17 @@ def main() -> None:
             job.rehearse(rehearsal)
         epoch = int(os.environ.get("LOADER", "0"))
         feed: Feed | Plain = Feed(epoch) if epoch else Plain()
+        if os.environ.get("OUTSIDE"):
+            dist.barrier()
         while job.step < STEPS:
             with job.attempt():
-                inputs = feed.batch(job.step, job.replica)
-                if isinstance(model.module, Branches):
-                    model.module.part = (job.step + job.replica) % 3
+                # Positions of a sharded module take each their own part of the data.
+                inputs = feed.batch(job.step, job.rank if KIND == "sharded" else job.replica)
+                if isinstance(net := getattr(model, "module", model), Branches):
+                    net.part = (job.step + job.replica) % 3
                 faults.at("forward", job)
                 loss = model(inputs).square().mean() + random.random() * 0.1
+                faults.at("loss", job)
                 counter.seen += 8 + OWN * job.replica
                 loss = loss * (1 + torch.rand(()))
                 loss.backward()
