@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of everything that is written, and the time that each recovery takes.
+
+What must hold of a trainer's steps is checked where they are taken (``group``, ``trainer``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from coordinator.controller.records import load
+from coordinator.model import Assignment, Generation, Phase, Slot
+from coordinator.store import KeyKind, keys
+from tests.simulator.etcd import Change
+from tests.simulator.group import Violation
+from workerd.protocol.page import StepPhase
+
+if TYPE_CHECKING:
+    from tests.simulator.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The way back to RUNNING, over one generation or several. Times are the clock's."""
+
+    began: float
+    """When the fault happened that it begins with; the first PAUSE where none is known."""
+    why: str
+    paused: float
+    """PAUSE was written: the fault was detected, its replacement chosen."""
+    restoring: float = 0.0
+    """RESTORE was written: all have stopped."""
+    running: float = 0.0
+    """RUNNING was written: the state is where it is missing, and the group stands."""
+    step: float = 0.0
+    """The first step after it was done."""
+    generations: int = 1
+    resume_step: int = -1
+
+
+class Checks:
+    """Sees every write, at once. Raises Violation out of the write that breaks an invariant."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.generation: Generation | None = None
+        self.recoveries: list[Recovery] = []
+        self.open: Recovery | None = None
+        self.highest = 0
+        self.joined = 0
+        """The newest generation whose ranks have all joined."""
+        self.faults: list[tuple[float, str]] = []
+        """What has happened since the last recovery, that no recovery has answered yet."""
+        self._slots: dict[int, Slot] = {}
+        self._place: dict[str, int] = {}
+        self._assigned: dict[str, Assignment] = {}
+        self._told = hashlib.sha256()
+        self._job = cluster.prefix + keys.job_prefix(cluster.spec.name)
+        cluster.etcd.watch(self, [cluster.prefix])
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that was written, and when: the same for the same seed."""
+        return self._told.hexdigest()[:16]
+
+    # ---- etcd's watcher
+
+    def feed(self, revision: int, changes: list[Change], delay: float) -> None:
+        """A transaction has been carried out."""
+        now = self.cluster.clock.now()
+        self._told.update(f"{revision} {now:.6f}".encode())
+        generation: Generation | None = None
+        slots = False
+        for change in changes:
+            key = change.key
+            self._told.update(key.encode())
+            if key.startswith(self._job):
+                if key.endswith("/generation"):
+                    generation = self._load(KeyKind.GENERATION, change)
+                elif key.startswith(self._job + "slots/"):
+                    self._slot(int(key.rpartition("/")[2]), self._load(KeyKind.SLOT, change))
+                    slots = True
+            elif key.startswith(self.cluster.prefix + keys.ASSIGNMENTS):
+                self._assign(key.rpartition("/")[2], self._load(KeyKind.ASSIGNMENT, change))
+        if generation is not None:
+            self._written(generation, now)
+        elif slots:
+            self._one_owner()
+
+    def _load(self, kind: KeyKind, change: Change) -> Any:
+        return None if change.new is None else load(kind, change.new)
+
+    def _slot(self, number: int, slot: Slot | None) -> None:
+        if slot is None:
+            self._slots.pop(number, None)
+        else:
+            self._slots[number] = slot
+
+    def _assign(self, node: str, value: Assignment | None) -> None:
+        if value is None:
+            self._assigned.pop(node, None)
+            return
+        before = self._assigned.get(node)
+        if before is not None and before != value:
+            raise Violation(f"{node} has place {before} and gets {value}")
+        self._assigned[node] = value
+
+    # ---- the leader's writes
+
+    def _one_owner(self) -> None:
+        owners: dict[str, int] = {}
+        for number, slot in self._slots.items():
+            if slot.node and slot.node in owners:
+                raise Violation(f"{slot.node} owns slots {owners[slot.node]} and {number}")
+            owners[slot.node] = number
+
+    def _written(self, new: Generation, now: float) -> None:
+        old, self.generation = self.generation, new
+        self._one_owner()
+        was = (0, 0) if old is None else (old.generation, int(old.phase))
+        if (new.generation, int(new.phase)) <= was or new.generation > was[0] + 1:
+            raise Violation(f"the record goes from {was} to {new.generation} {new.phase.name}")
+        if new.generation > was[0] and new.phase is not Phase.PAUSE and not new.phase.ended:
+            raise Violation(f"generation {new.generation} begins with {new.phase.name}")
+        self.cluster.eventful()
+        if new.phase is Phase.PAUSE:
+            self._pause(now, new)
+        elif new.phase is Phase.RESTORE:
+            self._restore(now, new)
+        elif new.phase is Phase.RUNNING:
+            self._run(now, new)
+        else:
+            self._end(new)
+
+    def _pause(self, now: float, new: Generation) -> None:
+        if self.open is None:
+            began, why = self.faults[0] if self.faults else (now, new.reason)
+            self.open = Recovery(began, why, paused=now)
+        else:
+            self.open = replace(self.open, generations=self.open.generations + 1, restoring=0.0)
+
+    def _restore(self, now: float, new: Generation) -> None:
+        if not new.initial and new.resume_step < self.highest - 1:
+            raise Violation(f"S = {new.resume_step}, but a rank has come to state {self.highest}")
+        for number, slot in self._slots.items():
+            if slot.node and not all(rank.instance for rank in slot.ranks):
+                raise Violation(f"RESTORE, but slot {number} names {slot}")
+        if self.open is not None:
+            self.open = replace(self.open, restoring=now, resume_step=new.resume_step)
+
+    def _run(self, now: float, new: Generation) -> None:
+        if self.joined != new.generation:
+            raise Violation(f"RUNNING {new.generation}, but only {self.joined} has been joined")
+        for slot in self._slots.values():
+            held = self._assigned.get(slot.node)
+            if slot.node and (held is None or held.slot != slot.slot):
+                raise Violation(f"slot {slot.slot} is {slot.node}'s, which is assigned {held}")
+        if self.open is not None:
+            self.open = replace(self.open, running=now)
+
+    def _end(self, new: Generation) -> None:
+        if new.phase is not Phase.LOST:
+            raise Violation(f"the job has ended: {new.phase.name}: {new.reason}")
+        positions = self.cluster.spec.shard_positions
+        held = {
+            one.rank % positions
+            for node in self.cluster.nodes.values()
+            if node.up and node.incarnation in self._owners()
+            for one in node.trainers.values()
+            if one.rank >= 0 and one.standing.phase is not StepPhase.EMPTY
+        }
+        if len(held) == positions:
+            raise Violation(f"LOST ({new.reason}), although every position has a living holder")
+
+    def _owners(self) -> set[str]:
+        return {slot.incarnation for slot in self._slots.values()}
+
+    def owner(self, number: int) -> str:
+        """The node of a slot; empty when it has none."""
+        slot = self._slots.get(number)
+        return slot.node if slot is not None else ""
+
+    def is_owner(self, node: str) -> bool:
+        """Whether a node has a slot."""
+        return any(slot.node == node for slot in self._slots.values())
+
+    # ---- what trainers come to
+
+    def reached(self, step: int) -> None:
+        """A rank has come to a state."""
+        self.highest = max(self.highest, step)
+
+    def all_joined(self, generation: int) -> None:
+        """Every rank has."""
+        self.joined = generation
+
+    def first_step(self, generation: int, now: float) -> None:
+        """The first step in a generation is done: the recovery is over."""
+        if self.open is None or self.generation is None:
+            return
+        if generation == self.generation.generation:
+            running = self.open.running or now
+            self.recoveries.append(replace(self.open, running=running, step=now))
+            self.open = None
+            self.faults.clear()
+
+    def fault(self, what: str) -> None:
+        """Something has gone wrong."""
+        self.faults.append((self.cluster.clock.now(), what))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated coordinator process: the production controller, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from coordinator.controller.loop import Controller, Leadership
+from coordinator.model import Verdict
+from coordinator.prober import Probed, Prober
+from coordinator.store import (
+    Election,
+    ElectionEvent,
+    Guard,
+    Lease,
+    LeaseEvent,
+    Watch,
+    WatchEvent,
+    Write,
+    keys,
+)
+from tests.simulator.clock import Due
+from tests.simulator.store import FakeStore
+
+if TYPE_CHECKING:
+    from tests.simulator.cluster import Cluster
+
+_E = TypeVar("_E")
+_WRITE = 0.002  # seconds for each of the leader's writes, besides etcd's own time
+_LOOK = 0.25  # seconds until the next look at deadlines, doubled while nothing comes in,
+_BUSY, _CALM = 4.0, 30.0  # up to this; the real one looks ten times a second
+
+
+class _Store(FakeStore):
+    """Wakes its coordinator whenever something comes in, and counts its writes."""
+
+    def __init__(self, cluster: Cluster, notice: Callable[[], None]) -> None:
+        super().__init__(cluster.etcd, prefix=cluster.prefix)
+        self._notice = notice
+        self.written = 0
+
+    def _noticing(self, sink: Callable[[_E], None]) -> Callable[[_E], None]:
+        def put(event: _E) -> None:
+            sink(event)
+            self._notice()
+
+        return put
+
+    def commit(self, guards: Sequence[Guard], writes: Sequence[Write]) -> int:
+        self.written += 1
+        return super().commit(guards, writes)
+
+    def watch(self, ranges: Sequence[str], sink: Callable[[WatchEvent], None]) -> Watch:
+        return super().watch(ranges, self._noticing(sink))
+
+    def lease(self, ttl: float, sink: Callable[[LeaseEvent], None]) -> Lease:
+        return super().lease(ttl, self._noticing(sink))
+
+    def election(
+        self, candidate: str, value: bytes, lease: Lease, sink: Callable[[ElectionEvent], None]
+    ) -> Election:
+        return super().election(candidate, value, lease, self._noticing(sink))
+
+
+class SimProber(Prober):
+    """Asks nodes over the simulated network."""
+
+    def __init__(self, cluster: Cluster, sink: Callable[[Probed], None]) -> None:
+        # Not the real one's: that one makes a thread.
+        self._cluster = cluster
+        self._to = sink
+
+    def probe(self, node: str, incarnation: str, address: str, timeout: float) -> None:
+        self._cluster.probes += 1
+        there = self._cluster.nodes.get(address)
+        silent = there is None or not there.up or there.mute or there.isolated
+        after = timeout if silent else self._cluster.times.ask
+        self._cluster.clock.after(after, lambda: self._answer(node, incarnation, address, timeout))
+
+    def _answer(self, node: str, incarnation: str, address: str, timeout: float) -> None:
+        there = self._cluster.nodes.get(address)
+        if there is None or not there.up or there.mute or there.isolated:
+            detail = f"no answer from {address} in {timeout:g} s"
+            self._to(Probed(node, incarnation, Verdict.DEAD, detail))
+        elif there.incarnation != incarnation:
+            detail = f"{address} answers as incarnation {there.incarnation}"
+            self._to(Probed(node, incarnation, Verdict.DEAD, detail))
+        else:
+            self._to(Probed(node, incarnation, Verdict.ALIVE, f"{address} answers"))
+
+    def close(self) -> None:
+        return
+
+
+class SimCoordinator:
+    """One of several; the one that etcd elects leads."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.turns = 0
+        self.controller: Controller | None = None
+        self._due: Due | None = None
+        self._due_at = 0.0
+        self._free_at = 0.0
+        self._pause = _LOOK
+        self.start()
+
+    def start(self) -> None:
+        """The process starts."""
+        cluster = self.cluster
+        self.store = _Store(cluster, self._notice)
+        store = self.store
+
+        def prober(sink: Callable[[Probed], None]) -> Prober:
+            return SimProber(cluster, store._noticing(sink))
+
+        self.leadership = Leadership()
+        self.controller = Controller(
+            store,
+            self.name,
+            b"{}",
+            cluster.settings,
+            self.leadership,
+            prober=prober,
+            clock=cluster.clock.now,
+        )
+        self._free_at = cluster.clock.now()
+        self._plan(0.01)
+
+    @property
+    def leads(self) -> bool:
+        """Whether its election key is the first."""
+        guard = self.leadership.guard
+        if self.controller is None or guard is None:
+            return False
+        key = self.cluster.etcd.items.get(self.cluster.prefix + keys.election(self.name))
+        return key is not None and key.create_revision == guard.create_revision
+
+    def crash(self) -> None:
+        """The process is gone, at once."""
+        self.controller = None
+        self.store.close()
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def look(self) -> None:
+        """Look at deadlines again, soon."""
+        if self.controller is not None:
+            self._pause = _LOOK
+            self._plan(_LOOK)
+
+    def _notice(self) -> None:
+        if self.controller is not None:
+            self._pause = _LOOK
+            self._plan(0.0)
+
+    def _plan(self, seconds: float) -> None:
+        at = max(self.cluster.clock.now() + seconds, self._free_at)
+        if self._due is not None:
+            if self._due_at <= at:
+                return
+            self._due.cancel()
+        self._due, self._due_at = self.cluster.clock.at(at, self._turn), at
+
+    def _turn(self) -> None:
+        self._due = None
+        if self.controller is None:
+            return
+        self.turns += 1
+        before = self.store.written
+        self.controller.turn(0.0)
+        times = self.cluster.times
+        spent = times.lead + times.lead_node * len(self.cluster.nodes)
+        spent += _WRITE * (self.store.written - before)
+        self._free_at = self.cluster.clock.now() + (spent if self.leads else 0.001)
+        waiting = not self.controller._events.empty()
+        self._plan(0.0 if waiting else self._pause)
+        self._pause = min(2 * self._pause, _CALM if self.cluster.calm else _BUSY)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some hours of small simulated clusters, with more faults than any real one has.
+
+``make simulate`` takes larger ones for longer; a failure there or here names its seed.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.model import JobSpec, JobState, Phase
+from tests.simulator import mix
+from tests.simulator.cluster import Cluster
+from tests.simulator.faults import Faults
+from tests.simulator.memo import decoded_once
+from tests.simulator.run import Outcome, report, run
+
+HOLDER = JobSpec(
+    name="job", command=("train",), replicas=4, shard_positions=2, spares=2, restarts=1000
+)
+
+
+def begun(seed: int = 0, spec: JobSpec = HOLDER, nodes: int = 10) -> tuple[Cluster, Faults]:
+    """A small cluster whose job runs, with hot spares."""
+    cluster = Cluster(nodes, seed, spec=spec)
+    assert cluster.run_until(lambda: bool(cluster.checks.recoveries), 3600)
+    cluster.clock.run_until(cluster.clock.now() + 200)
+    return cluster, Faults(cluster, ())
+
+
+def recovered(cluster: Cluster, recoveries: int, seconds: float = 600.0) -> None:
+    """Wait for as many recoveries after the job's start."""
+    checks = cluster.checks
+    assert cluster.run_until(lambda: len(checks.recoveries) > recoveries, seconds), cluster.status()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_goes_wrong_is_mended(seed: int) -> None:
+    outcome = run(40, 1.0, seed, mix.storm(30), repair=0.2)
+    assert outcome.end == "RUNNING"
+    assert len(outcome.recoveries) > 3
+    assert outcome.steps > 20
+
+
+def test_the_published_mix() -> None:
+    outcome = run(100, 4.0, 7, mix.published(1000), repair=0.2)
+    assert outcome.end == "RUNNING"
+    assert 0.2 < outcome.effective < 1.0
+    assert "effective training time" in report(outcome)
+    assert sum(count for _, _, count in mix.CAUSES) == 419
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def once(seed: int) -> Outcome:
+        return run(20, 0.3, seed, mix.storm(40), repair=0.2)
+
+    first, second, other = once(3), once(3), once(4)
+    assert first.fingerprint == second.fingerprint
+    assert first.recoveries == second.recoveries
+    assert first.fingerprint != other.fingerprint
+
+
+def test_a_crash_costs_its_detection_and_one_step() -> None:
+    with decoded_once():
+        cluster, faults = begun()
+        before = cluster.checks.highest
+        owner = cluster.nodes[cluster.checks.owner(3)]
+        cluster.checks.fault("crash")
+        owner.crash()
+        recovered(cluster, 1)
+        (recovery,) = cluster.checks.recoveries[1:]
+        assert recovery.generations == 1
+        assert 3 < recovery.paused - recovery.began < 5 + 1 + 2, "a lease and a probe"
+        assert recovery.resume_step >= before
+        assert recovery.step - recovery.began < 40
+        assert not faults.counts
+
+
+def test_all_leases_may_end_while_the_leader_changes() -> None:
+    """A new leader finds no node's record, and has to know where to ask them."""
+    with decoded_once():
+        cluster, _ = begun()
+        generation = cluster.checks.generation
+        cluster.etcd.compact(cluster.etcd.revision)
+        for node in cluster.nodes.values():
+            node.store.cut(after=1.5)
+        cluster.clock.run_until(cluster.clock.now() + 4)
+        leader = cluster.leader
+        assert leader is not None
+        leader.crash()
+        assert cluster.run_until(lambda: cluster.leader is not None, 30)
+        cluster.clock.run_until(cluster.clock.now() + 15)
+        assert not any("/nodes/" in key for key in cluster.etcd.items)
+        for node in cluster.nodes.values():
+            node.store.mend()
+        cluster.clock.run_until(cluster.clock.now() + 60)
+        assert cluster.checks.generation == generation, "nobody has died"
+        assert cluster.running
+        assert cluster.status().state is JobState.RUNNING
+
+
+def test_a_job_is_lost_only_with_the_last_holder_of_a_position() -> None:
+    spec = JobSpec(
+        name="job", command=("train",), replicas=2, shard_positions=2, spares=1, restarts=9
+    )
+    with decoded_once():
+        cluster, _ = begun(spec=spec, nodes=5)
+        for slot in (1, 3):
+            cluster.nodes[cluster.checks.owner(slot)].crash()
+        checks = cluster.checks
+
+        def lost() -> bool:
+            return checks.generation is not None and checks.generation.phase is Phase.LOST
+
+        assert cluster.run_until(lost, 600), cluster.status()
+        assert checks.generation is not None
+        assert "shard positions 1" in checks.generation.reason
+
+
+def test_training_goes_on_while_etcd_is_away() -> None:
+    with decoded_once():
+        cluster, _ = begun()
+        generation, before = cluster.checks.generation, cluster.checks.highest
+        cluster.etcd.kill()
+        cluster.clock.run_until(cluster.clock.now() + 120)
+        cluster.etcd.start()
+        cluster.clock.run_until(cluster.clock.now() + 120)
+        assert cluster.checks.generation == generation
+        assert cluster.checks.highest >= before + 30
