@@ -6,6 +6,10 @@ export PYTHON
 JOBS ?= 2
 # More arguments for pytest: make test ARGS='-k lease'
 ARGS ?=
+# Of the simulated cluster, whose nodes have eight devices each.
+NODES ?= 10000
+HOURS ?= 24
+SEED ?= 1
 
 # Before a command: its programs, and etcd, are looked for in the environment first.
 IN := PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -52,6 +56,10 @@ format: setup ## format the code, and mend what ruff can mend
 .PHONY: protos
 protos: ## generate the stubs in protos/ from its .proto files
 	@deploy/dev/protos
+
+.PHONY: simulate
+simulate: setup ## simulate a cluster's failures: NODES=10000 HOURS=24 SEED=1
+	@$(IN) python -m tests.simulator --nodes $(NODES) --hours $(HOURS) --seed $(SEED) $(ARGS)
 
 .PHONY: bench
 bench: setup ## run the benchmarks; they write build/bench.json

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tests.simulator.cluster import Cluster
 
 
+_FORGOTTEN = 1500.0  # seconds after which a fault that has hurt nobody won't
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """The way back to RUNNING, over one generation or several. Times are the clock's."""
@@ -51,10 +54,11 @@ class Checks:
         self.highest = 0
         self.joined = 0
         """The newest generation whose ranks have all joined."""
-        self.faults: list[tuple[float, str]] = []
-        """What has happened since the last recovery, that no recovery has answered yet."""
+        self._faults: dict[str, tuple[float, str]] = {}
+        """By node: what has happened to it that no recovery has answered yet."""
+        self._left: set[str] = set()
+        """Nodes whose slots have been written since the last record."""
         self._slots: dict[int, Slot] = {}
-        self._place: dict[str, int] = {}
         self._assigned: dict[str, Assignment] = {}
         self._told = hashlib.sha256()
         self._job = cluster.prefix + keys.job_prefix(cluster.spec.name)
@@ -93,6 +97,8 @@ class Checks:
         return None if change.new is None else load(kind, change.new)
 
     def _slot(self, number: int, slot: Slot | None) -> None:
+        if number in self._slots:
+            self._left.add(self._slots[number].node)
         if slot is None:
             self._slots.pop(number, None)
         else:
@@ -127,19 +133,35 @@ class Checks:
         self.cluster.eventful()
         if new.phase is Phase.PAUSE:
             self._pause(now, new)
+            self._left.clear()
         elif new.phase is Phase.RESTORE:
             self._restore(now, new)
+            self._left.clear()
         elif new.phase is Phase.RUNNING:
             self._run(now, new)
         else:
             self._end(new)
 
     def _pause(self, now: float, new: Generation) -> None:
+        began, why = self._cause(now, new)
         if self.open is None:
-            began, why = self.faults[0] if self.faults else (now, new.reason)
             self.open = Recovery(began, why, paused=now)
         else:
             self.open = replace(self.open, generations=self.open.generations + 1, restoring=0.0)
+
+    def _cause(self, now: float, new: Generation) -> tuple[float, str]:
+        """When what this generation mends has happened; now, where nobody knows of anything.
+
+        One that changes nobody answers whatever has happened to an owner.
+        """
+        self._faults = {
+            node: one for node, one in self._faults.items() if now - one[0] < _FORGOTTEN
+        }
+        nodes = self._left or {one for one in self._faults if self.is_owner(one)}
+        known = [self._faults[one] for one in sorted(nodes) if one in self._faults]
+        for one in self._left:
+            self._faults.pop(one, None)
+        return min(known, default=(now, new.reason))
 
     def _restore(self, now: float, new: Generation) -> None:
         if not new.initial and new.resume_step < self.highest - 1:
@@ -204,8 +226,7 @@ class Checks:
             running = self.open.running or now
             self.recoveries.append(replace(self.open, running=running, step=now))
             self.open = None
-            self.faults.clear()
 
-    def fault(self, what: str) -> None:
-        """Something has gone wrong."""
-        self.faults.append((self.cluster.clock.now(), what))
+    def fault(self, node: str, what: str) -> None:
+        """Something has happened to a node."""
+        self._faults.setdefault(node, (self.cluster.clock.now(), what))

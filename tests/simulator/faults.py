@@ -78,22 +78,14 @@ class Faults:
     def now(self, effect: str, name: str = "") -> bool:
         """Let it happen now; whether it could."""
         self._cluster.eventful()
-        before = len(self._cluster.checks.faults)
-        self._cluster.checks.fault(name or effect)
+        name = name or effect
         about = self._effects[effect]()
         if about is None:
-            del self._cluster.checks.faults[before:]
             return False
-        self.counts[name or effect] = self.counts.get(name or effect, 0) + 1
-        self.note(f"{name or effect}: {about}")
-        if not self._hurts(effect, about):
-            del self._cluster.checks.faults[before:]
+        self.counts[name] = self.counts.get(name, 0) + 1
+        self.note(f"{name}: {about}")
+        self._cluster.checks.fault(about.partition(" ")[0], name)
         return True
-
-    def _hurts(self, effect: str, about: str) -> bool:
-        """Whether the job must be recovered because of it."""
-        on_node = effect in ("trainer", "device", "machine", "line", "hang")
-        return on_node and self._cluster.checks.is_owner(about.partition(" ")[0])
 
     def note(self, what: str) -> None:
         """For whoever reads what came before a failure."""

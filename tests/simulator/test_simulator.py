@@ -65,7 +65,7 @@ def test_a_crash_costs_its_detection_and_one_step() -> None:
         cluster, faults = begun()
         before = cluster.checks.highest
         owner = cluster.nodes[cluster.checks.owner(3)]
-        cluster.checks.fault("crash")
+        cluster.checks.fault(owner.name, "crash")
         owner.crash()
         recovered(cluster, 1)
         (recovery,) = cluster.checks.recoveries[1:]
