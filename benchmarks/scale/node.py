@@ -42,8 +42,8 @@ from protos.etcd import rpc_pb2
 from workerd.agent import actions as do
 from workerd.agent.decide import decide
 from workerd.agent.orders import order_keys, watched_keys
-from workerd.agent.reports import node_record
-from workerd.agent.standing import standing
+from workerd.agent.reports import node_record, progress_interval
+from workerd.agent.standing import Owner, standing
 from workerd.agent.state import JobOrders, Limits, Local, Orders, Stopped, TrainerFacts, Written
 
 STEP = 0.5
@@ -284,7 +284,10 @@ class EmulatedNode:
         running = [one for one in self._trainers.values() if _steps(one)]
         if self._written is not None and running:
             first = any(one.committed < one.joined for one in running)
-            due = self._written.at + _LIMITS.progress_interval - time.monotonic()
+            state = standing(self._orders, self._local())
+            if not isinstance(state, Owner):
+                return
+            due = self._written.at + progress_interval(state, _LIMITS) - time.monotonic()
             wait = self._clock.until(0.0 if first else max(0.0, due))
             if wait is not None:
                 self._later("step", wait, self._wake.set)
@@ -320,7 +323,6 @@ class EmulatedNode:
                 guards.append(Absent(key) if seen is None else Unchanged(key, seen))
                 self._ack_revisions[job] = await self._put(guards, key, ack)
                 self._acked = (job, ack.generation)
-                self._stale = True
                 self._marks.set(ack.generation, "acked")
             case do.WriteProgress(job, progress, marks):
                 await self._put(guards, keys.progress(job, self.name), progress)

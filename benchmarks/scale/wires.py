@@ -64,8 +64,9 @@ class Wire:
 
     def failed(self) -> BaseException | None:
         """Why one of the streams has ended; None while all live."""
-        ended = [one for one in self._tasks if one.done()]
-        return ended[0].exception() or EOFError("etcd ended a stream") if ended else None
+        ended = [one.exception() for one in self._tasks if one.done()]
+        told = [one for one in ended if isinstance(one, grpc.RpcError)]
+        return (*told, *ended, None)[0] or (EOFError("etcd ended a stream") if ended else None)
 
     async def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
         """One transaction. Raises grpc.RpcError."""

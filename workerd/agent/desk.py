@@ -271,8 +271,8 @@ class Desk:
                 self.node_written = record
             case WriteAck(job, ack):
                 self.acked, self.ack_held = (job, ack.generation), True
+                # Nothing to read again: what it changes is known here.
                 self._ack_revisions[job] = done.revision
-                self._stale = True
             case WriteProgress(job, progress, marks):
                 self.written = Written(job, progress, marks, done.at)
             case ClearPlace(job):

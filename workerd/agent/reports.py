@@ -160,14 +160,33 @@ def rank_progress(facts: TrainerFacts, rank: int) -> RankProgress:
     )
 
 
-def _marks(facts: TrainerFacts) -> tuple[object, ...]:
+def _tells_step(state: Owner, limits: Limits) -> bool:
+    """Whether this node is one of those that tell the job's step.
+
+    All ranks commit a step together, so of many nodes a few are enough: those that the generation
+    names anyway, and whose loss ends it.
+    """
+    few = state.job.spec.slots <= limits.progress_rate
+    return few or state.slot.slot in state.generation.rendezvous_slots
+
+
+def progress_interval(state: Owner, limits: Limits) -> float:
+    """Seconds between two progress records of a node without an urgent reason."""
+    if _tells_step(state, limits):
+        return limits.progress_interval
+    # by slot, so that nodes that were told something together don't go on writing together
+    spread = 0.5 + state.slot.slot % 100 / 100
+    return max(limits.progress_interval, state.job.spec.slots / limits.progress_rate * spread)
+
+
+def _marks(facts: TrainerFacts, *, tells_step: bool) -> tuple[object, ...]:
     """What must be known at once when it changes."""
     return (
         facts.instance,
         facts.lives,
         facts.joined,
         facts.restored,
-        facts.committed,
+        facts.committed if tells_step else 0,
         (facts.broken_generation, facts.broken),
         facts.done_step,
         facts.digest,
@@ -180,7 +199,8 @@ def _progress(local: Local, state: Owner, limits: Limits) -> Iterator[Action]:
     if not placed:
         return
     ranks = tuple(rank_progress(one, spec.rank(state.slot.slot, one.local_rank)) for one in placed)
-    marks = tuple(_marks(one) for one in placed)
+    tells_step = _tells_step(state, limits)
+    marks = tuple(_marks(one, tells_step=tells_step) for one in placed)
     before = local.written
     progress = Progress(
         incarnation=local.incarnation, ranks=ranks, steps_per_second=local.steps_per_second
@@ -189,5 +209,7 @@ def _progress(local: Local, state: Owner, limits: Limits) -> Iterator[Action]:
         yield WriteProgress(spec.name, progress, marks, "the first of this place")
     elif before.marks != marks:
         yield WriteProgress(spec.name, progress, marks, "a rank's situation has changed")
-    elif before.progress.ranks != ranks and local.now - before.at >= limits.progress_interval:
+    elif before.progress.ranks != ranks and local.now - before.at >= progress_interval(
+        state, limits
+    ):
         yield WriteProgress(spec.name, progress, marks, "it has moved on")

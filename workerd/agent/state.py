@@ -195,6 +195,8 @@ class Limits:
     busy machine: its interpreter frees everything that torch has made."""
     progress_interval: float = 1.0
     """Between two progress records without an urgent reason."""
+    progress_rate: float = 200.0
+    """Such records a second of all nodes of one job; with more nodes the interval grows."""
     retry: float = 1.0
     """Before a spare's trainer that ended is started again; doubled each time."""
     retry_max: float = 60.0
