@@ -198,7 +198,8 @@ class _Words:
                 f"rank {spec.rank(number, local)} {describe(exit_)}"
                 for local, exit_ in over.items()
             )
-            if number in found.emptied or any(one.slot == number for one in found.moved.values()):
+            gone = number in found.emptied or number in found.moved
+            if gone or any(one.slot == number for one in found.moved.values()):
                 self.reasons.append(f"slot {number}: {how} on {old.node}")
                 continue
             # an unhealthy node leaves even for a spare that has to start first

@@ -146,41 +146,40 @@ def _restore(world: World, new: Generation) -> None:
             raise Violation(f"source {source} is named by an ack of generation {ack.generation}")
 
 
-def holders(world: World, *, owners: bool) -> dict[int, list[Process]]:
-    """The living trainers that hold a whole state, by shard position.
+def holders(world: World) -> dict[int, list[Process]]:
+    """The living trainers that hold the state to go on from, by shard position.
 
-    Of owners: those that the slots mean, on incarnations that aren't recorded dead.
+    Those that ran in the last generation that did, or that a slot names, whose incarnations
+    aren't recorded dead: the others have been replaced, even if they don't know it yet.
     """
-    found: dict[int, list[Process]] = {}
-    owned = {slot.node: slot for slot in slots(world.etcd).values() if slot.node}
+    generation: Generation = world.etcd.get(keys.generation(JOB))
+    named = {rank.instance for slot in slots(world.etcd).values() for rank in slot.ranks}
+    living: list[Process] = []
     for name, node in world.nodes.items():
-        if not node.up:
-            continue
         flags = world.etcd.get(keys.flags(name))
-        slot = owned.get(name)
-        meant = (
-            slot is not None
-            and slot.incarnation == node.local.incarnation
-            and not (flags is not None and flags.is_dead(node.local.incarnation))
-        )
-        named = {rank.instance for rank in slot.ranks} if slot is not None and meant else set()
-        for process in node.processes.values():
-            if process.standing.phase is StepPhase.EMPTY or process.rank < 0:
-                continue
-            if not owners or process.instance in named:
-                at = world.spec.shard_position(process.rank)
-                found.setdefault(at, []).append(process)
+        if not node.up or (flags is not None and flags.is_dead(node.local.incarnation)):
+            continue
+        living += [
+            one
+            for one in node.processes.values()
+            if one.standing.phase is not StepPhase.EMPTY
+            and one.rank >= 0
+            and (one.standing.joined >= generation.last_running_generation or one.instance in named)
+        ]
+    step = max((one.standing.step for one in living), default=-1)
+    gradients = {one.lineage[-1] for one in living if one.standing.step == step}
+    found: dict[int, list[Process]] = {}
+    for one in living:
+        rolls = one.standing.phase is StepPhase.PREPARED and f"g{one.prepared_in}" in gradients
+        if one.standing.step == step or (one.standing.step == step - 1 and rolls):
+            found.setdefault(world.spec.shard_position(one.rank), []).append(one)
     return found
 
 
 def _lost(world: World, new: Generation) -> None:
     if not world.history.faults:
         raise Violation("LOST, although nothing has failed")
-    positions = world.spec.shard_positions
-    # a node that was given up, and that hasn't noticed yet, may still hold state when a second
-    # fault takes the last owner: one fault alone must never come to that
-    only_owners = len(world.history.faults) > 1
-    if len(holders(world, owners=only_owners)) == positions:
+    if len(holders(world)) == world.spec.shard_positions:
         raise Violation(f"LOST ({new.reason}), although every shard position has a living holder")
 
 

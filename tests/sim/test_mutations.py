@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.controller import transactions
 from coordinator.model import JobView, Phase, RankAck, Slot, StepPhase
-from coordinator.plan import deaths, holders, membership, recover
+from coordinator.plan import arrange, deaths, holders, membership, recover
 from coordinator.plan.actions import Transition, Wait
 from tests.sim import drive, leaders, trainers
 from tests.sim.drive import Plan, Shape, run
@@ -184,6 +184,24 @@ def no_regroup(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "broken", lambda *_: None)
 
 
+def reserves_freed(patch: pytest.MonkeyPatch) -> None:
+    """The rest of a broken replica is freed at once."""
+    result = arrange._Arranging._result
+
+    def without(self: Any, chosen: list[int]) -> Any:
+        members = {one for block in chosen for one in self.slots(block)}
+        self.stay = {one: slot for one, slot in self.stay.items() if one in members}
+        return result(self, chosen)
+
+    patch.setattr(arrange._Arranging, "_result", without)
+
+
+def reserves_stay_out(patch: pytest.MonkeyPatch) -> None:
+    """A reserve never takes the place of an owner that holds nothing, and serves nobody."""
+    patch.setattr(arrange._Arranging, "_keep_holders", lambda *_: None)
+    patch.setattr(recover, "_following", lambda *_: [])
+
+
 def open_streams(patch: pytest.MonkeyPatch) -> None:
     """A source serves whenever it is asked."""
     patch.setattr(
@@ -228,6 +246,22 @@ MUTATIONS = (
     ),
     Mutation(
         "no deadline of RESTORE", no_restore_deadline, "no end: RESTORE", ("hang",), from_start=True
+    ),
+    Mutation(
+        "reserves freed at once",
+        reserves_freed,
+        "LOST .* has a living holder",
+        ("crash", "trainer"),
+        Shape(2, 2, spares=0, fewest=1),
+        mend=False,
+    ),
+    Mutation(
+        "reserves stay out",
+        reserves_stay_out,
+        "LOST .* has a living holder",
+        ("crash", "trainer"),
+        Shape(2, 2, spares=0, fewest=1),
+        mend=False,
     ),
     Mutation("no regrouping", no_regroup, "no end: RUNNING", ("glitch",)),
     Mutation(

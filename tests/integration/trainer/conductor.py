@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -254,14 +254,19 @@ class Conductor:
         acks: Mapping[int, Stopped],
         only: Sequence[int] | None = None,
         sources: Sequence[int] | None = None,
+        reserves: Collection[int] = (),
     ) -> int:
-        """RESTORE from the acks, to `only` some ranks, naming some `sources`; answers S."""
+        """RESTORE from the acks, to `only` some ranks, naming some `sources`; answers S.
+
+        The replicas of `reserves` are absent.
+        """
+        present = sorted({r // self.positions for r in self.ranks if r not in reserves})
         held = [ack.step for ack in acks.values() if ack.phase != EMPTY]
         initial = not held
         step = max(held) if held else 0
         offer = next(ack.offer for ack in acks.values() if ack.HasField("offer"))
         for rank in self.ranks if only is None else only:
-            position = rank % self.positions
+            replica, position = divmod(rank, self.positions)
             own = {one: ack for one, ack in acks.items() if one % self.positions == position}
             named = [
                 Source(
@@ -283,8 +288,9 @@ class Conductor:
                     resume_step=step,
                     initial=initial,
                     rank=rank,
-                    replica=rank // self.positions,
-                    replicas=len(self.ranks) // self.positions,
+                    replica=present.index(replica) if replica in present else 0,
+                    replicas=len(present),
+                    reserve=rank in reserves,
                     shard_position=position,
                     sources=named,
                     rendezvous=Rendezvous(address=offer.address, nonce=offer.nonce),

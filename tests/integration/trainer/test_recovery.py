@@ -147,6 +147,40 @@ def test_the_source_dies_while_the_spare_pulls(conduct: Conduct, undisturbed: Un
     assert job.finish() == undisturbed(STEPS=STEPS, MODEL="plain")
 
 
+def test_a_reserve_serves_its_state_and_stays_out(conduct: Conduct) -> None:
+    job = conduct(STEPS=STEPS, MODEL="norm", PACE="0.01")
+    (spare,) = job.start(spares=1)
+    job.ranks[0].reached_step(5)
+    job.ranks[0].kill()
+    job.pause({0: spare})
+    step = job.restore(job.stopped(), sources=[2], reserves=[2])
+    kept = job.ranks.pop(2)
+    job.running()
+    job.committed()
+    pull = spare.expect(Restored).pull
+    assert pull.source == f"node-of-{kept.instance}"
+    assert kept.expect(Restored, lambda m: m.generation == 2).step == step
+    kept.kill()  # it is freed
+    job.replaced.append(kept)
+    job.finish()
+    assert not [m for m in kept.messages if isinstance(m, Joined) and m.generation == 2]
+
+
+def test_a_reserve_comes_back(conduct: Conduct, undisturbed: Undisturbed) -> None:
+    job = conduct(STEPS=STEPS, MODEL="norm", PACE="0.01")
+    job.start()
+    job.ranks[2].reached_step(5)
+    job.pause()
+    step = job.restore(job.stopped(), only=[2], reserves=[2])
+    job.ranks[2].expect(Restored, lambda m: m.generation == 2)
+    job.pause()
+    acks = job.stopped()
+    assert (acks[2].phase, acks[2].step) == (COMPUTING, step)
+    assert job.restore(acks) == step
+    job.running()
+    assert job.finish() == undisturbed(STEPS=STEPS, MODEL="norm")
+
+
 def test_a_broken_group_is_reported_and_regrouped(
     conduct: Conduct, undisturbed: Undisturbed
 ) -> None:

@@ -89,7 +89,7 @@ class Played(RuleBasedStateMachine):
         self.truth = replace(self.truth, revision=self.truth.revision + 1, jobs=jobs)
 
     @rule(
-        owner=st.sampled_from(["keep", "me", "me", "other"]),
+        owner=st.sampled_from(["keep", "me", "me", "other", "move"]),
         anew=st.sets(st.integers(0, RANKS - 1)),
         staged=st.booleans(),
     )
@@ -107,6 +107,10 @@ class Played(RuleBasedStateMachine):
         elif owner == "other" and mine:
             slot = Slot(0, "m", "im", (SlotRank(since=number),) * RANKS, number)
             self.truth = replace(self.truth, assignment=None)
+        elif owner == "move" and mine and slot and all(one.instance for one in slot.ranks):
+            slot = replace(slot, slot=1 - slot.slot, generation=number)
+            place = Assignment("n", self.template.incarnation, "j", slot.slot, number)
+            self.truth = replace(self.truth, assignment=place)
         elif mine and slot is not None and anew:
             ranks = tuple(
                 SlotRank(since=number) if one in anew else rank

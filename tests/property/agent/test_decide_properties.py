@@ -51,7 +51,12 @@ class Agent(Played):
                 assert trainer is not None
                 assert trainer.lives
                 assert not trainer.ending
-                assert trainer.placement is None, "a trainer is placed once"
+                if trainer.placement is not None:  # placed once, but where its node moves with it
+                    event("a trainer moves to another slot")
+                    assert job.slot is not None
+                    assert action.placement.slot == job.slot.slot != trainer.placement.slot
+                    assert job.slot.ranks[trainer.local_rank].instance == trainer.instance
+                    assert action.placement.since == trainer.placement.since
             case do.SendStop(_, generation):
                 assert trainer is not None
                 assert job.generation is not None

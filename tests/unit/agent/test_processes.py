@@ -35,6 +35,7 @@ from workerd.agent.decide import decide
 from workerd.agent.state import (
     Limits,
     Orders,
+    Placement,
 )
 
 # ---- starting and placing
@@ -165,6 +166,30 @@ def test_a_spare_of_another_job_or_of_none_ends_its_trainers() -> None:
 def test_a_trainer_without_a_place_is_ended(told: Orders) -> None:
     (end,) = decided(told, local(trainer(joined=1)))
     assert isinstance(end, do.EndTrainer)
+
+
+MOVED = replace(
+    with_job(orders(Phase.PAUSE, 2), slot=Slot(4, "n", "i", (SlotRank("t", 1),), 2)),
+    assignment=Assignment("n", "i", "j", 4, 2),
+)
+
+
+def test_an_owner_takes_its_trainer_along_to_another_slot() -> None:
+    place, stop = decided(MOVED, local(trainer(joined=1, stop_sent=1)))
+    assert isinstance(place, do.PlaceTrainer)
+    assert place.placement == Placement("j", 4, 1)
+    assert isinstance(stop, do.SendStop)
+    assert stop.rank == 4
+    # before its record is there, and when the slot means another trainer
+    staged = with_job(MOVED, generation=orders(Phase.RUNNING).jobs["j"].generation)
+    assert decided(staged, local(trainer(joined=1))) == []
+    other = with_job(MOVED, slot=Slot(4, "n", "i", (SlotRank("u", 1),), 2))
+    assert kinds(other, local(trainer(joined=1))) == ["EndTrainer"]
+
+
+def test_the_end_of_a_trainer_that_has_moved_is_told() -> None:
+    over = trainer(ended_at=99.0, cleared=True, connected=False)
+    assert decided(MOVED, local(over)) == []
 
 
 @pytest.mark.parametrize(

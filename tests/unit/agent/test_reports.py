@@ -30,6 +30,7 @@ from tests.unit.agent.builders import (
     with_job,
 )
 from workerd.agent import actions as do
+from workerd.agent import messages
 from workerd.agent.decide import decide
 from workerd.agent.reports import ACK
 from workerd.agent.state import (
@@ -75,6 +76,15 @@ def test_a_restore_says_what_its_rank_needs() -> None:
     assert (restore.rank, restore.replica, restore.replicas) == (1, 0, 2), "0 is absent"
     assert (restore.shard_position, restore.resume_step) == (0, 5)
     assert restore.sources == (Source(0, 2, "m"),)
+    assert not restore.reserve
+
+
+def test_a_reserve_follows_the_restore_and_joins_nothing() -> None:
+    told = orders(Phase.RESTORE, 2, instance="t", acked=2, absent_replicas=(1,))
+    (restore,) = decided(told, local(STOPPED))
+    assert isinstance(restore, do.SendRestore)
+    assert restore.reserve
+    assert messages.restore(restore).reserve
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,14 @@ class TestReserves:
         assert [(one.slot, one.node) for one in change.slots] == [(1, ""), (3, "n1")]
         assert change.unassign == ("z",)
 
+    def test_it_displaces_an_owner_whose_trainer_has_ended(self) -> None:
+        job = shrunk(self.SPEC, 0, phase=Phase.RESTORE, reserves=True)
+        job = replace(job, slots={**job.slots, 0: Slot(slot=0, generation=5)})
+        change = the(Transition, ended(cluster(said(job, 1, restored=5, step=5)), 3))
+        assert [(one.slot, one.node) for one in change.slots] == [(1, ""), (3, "n1")]
+        assert change.unassign == ("n3",)
+        assert "slot 3: rank 3 exited with code 1 on n3" in change.reason
+
     def test_the_job_is_not_lost_while_it_may_answer(self) -> None:
         job = self.paused()
         slots = {**job.slots, 3: Slot(3, "z", "z-0", (SlotRank("", 5),), 5)}
