@@ -173,26 +173,30 @@ class _Arranging:
         """A state that no member holds comes back with whoever has it."""
         if not holders.has_run(self.job):
             return
-        members = {one for block in chosen for one in self.slots(block)}
-        for position in range(self.spec.shard_positions):
-            owners = {one: self.stay.get(one) or self.moved.get(one) for one in sorted(members)}
-            held = {
-                one: self._held(owner) if owner else frozenset() for one, owner in owners.items()
-            }
-            if any(position in one for one in held.values()):
-                continue
-            outside = {
-                one: self._held(slot) for one, slot in self.stay.items() if one not in members
-            }
-            if not any(position in one for one in outside.values()):
+        members = [one for block in sorted(chosen) for one in self.slots(block)]
+        held = {}
+        for number in members:
+            owner = self.stay.get(number) or self.moved.get(number)
+            held[number] = self._held(owner) if owner is not None else frozenset()
+        outside = {
+            number: self._held(slot)
+            for number, slot in sorted(self.stay.items())
+            if number not in held
+        }
+        for position in sorted(set(range(self.spec.shard_positions)).difference(*held.values())):
+            having = [number for number, holds in outside.items() if position in holds]
+            if not having:
                 self.awaited += [slot for slot in self.unclear if position in self._held(slot)]
-            for number, holds in sorted(outside.items()):
-                kind = number % self.size
+            for number in having:
                 seats = [
-                    one for one in sorted(members) if one % self.size == kind and held[one] < holds
+                    one
+                    for one in members
+                    if one % self.size == number % self.size and held[one] < outside[number]
                 ]
-                if position in holds and seats:
-                    self._take(min(seats, key=lambda one: owners[one] is not None), number)
+                if seats:
+                    seat = min(seats, key=lambda one: one in self.stay or one in self.moved)
+                    self._take(seat, number)
+                    held[seat] = outside.pop(number)
                     break
 
     def _take(self, seat: int, number: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from coordinator.model import Cause, JobSpec, JobState, Phase
 from tests.cluster import global_batch
-from tests.cluster.support import RECOVERY, START, Run, marks, running, spec
+from tests.cluster.support import HERE, RECOVERY, START, Run, marks, running, spec
 
 STEPS = 800
 
@@ -100,3 +100,34 @@ def test_below_min_replicas_it_waits_and_says_so(tmp_path: Path) -> None:
         assert run.describe().status.replicas == 2
         (tmp_path / "gate").touch()
         run.finish()
+
+
+def test_a_replica_of_two_nodes_goes_and_comes_back() -> None:
+    """What is left of a broken replica is freed, and is half of the one that comes back."""
+    job = replace(
+        spec(replicas=2, spares=0, PACE="0.1"),
+        command=(sys.executable, str(HERE / "split.py"), "100000"),
+        shard_positions=2,
+        min_replicas=1,
+    )
+    with running(4) as cluster:
+        run = Run(cluster, job)
+        run.wait_step(10)
+        before = {rank: cluster.trainer(job.name, rank) for rank in (2, 3)}
+        freed, victim = run.node_of(0), run.node_of(1)
+        cluster.kill_node(victim)
+        run.wait_incident()
+        shrunk = run.wait(lambda one: one.status.replicas == 1, RECOVERY, "one replica runs")
+        assert list(shrunk.generation.absent_replicas) == [0]
+        assert list(shrunk.generation.empty_slots) == [0, 1]
+        cluster.start_node("n9")
+        run.wait(
+            lambda one: one.generation.phase == Phase.RUNNING.value and one.status.replicas == 2,
+            START,
+            "two replicas run again",
+        )
+        assert {run.node_of(0), run.node_of(1)} == {freed, "n9"}
+        assert run.wait_incident(2).bytes_moved > 0
+        assert {rank: cluster.trainer(job.name, rank) for rank in (2, 3)} == before
+        cluster.admin.stop(job.name, "enough")
+        run.wait_state(JobState.STOPPED)
