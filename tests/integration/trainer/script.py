@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.integration.trainer import faults
@@ -98,6 +98,30 @@ class Summed(torch.autograd.Function):
         return gradients[0], None
 
 
+class Grid(nn.Module):
+    """Positions of two rows and two columns, which tell each other where they are."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.whole = mesh
+        self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+        self.told = {"row": torch.empty(2), "column": torch.empty(2)}
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        here = torch.tensor([float(self.whole.get_local_rank())])
+        for name in self.told:
+            dist.all_gather_into_tensor(self.told[name], here, group=self.mesh.get_group(name))
+        result: torch.Tensor = self.layer(inputs)
+        return result
+
+    def check(self) -> None:
+        own = self.whole.get_local_rank()
+        told = {name: heard.tolist() for name, heard in self.told.items()}
+        wanted = {"row": [own % 2, own % 2 + 2], "column": [own - own % 2, own - own % 2 + 1]}
+        assert told == wanted, f"position {own} hears {told}"
+
+
 def build_sharded(mesh: DeviceMesh) -> nn.Module:
     """FSDP2 over the replica; of three rows two positions hold unequal parts."""
     torch.manual_seed(0)
@@ -180,7 +204,8 @@ def main() -> None:
         if KIND == "sharded":
             model = job.replicate(build_sharded(job.mesh))
         else:
-            net = Split(job.mesh) if KIND == "split" else build()
+            kinds = {"split": Split, "grid": Grid}
+            net = kinds[KIND](job.mesh) if KIND in kinds else build()
             model = job.replicate(net.to(job.device), **layout)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
@@ -211,6 +236,8 @@ def main() -> None:
                 loss.backward()
                 faults.at("backward", job)
                 job.commit(optimizer)
+                if isinstance(net := getattr(model, "module", model), Grid):
+                    net.check()  # here it is known that no collective has failed
                 faults.at("update", job)
                 schedule.step()
         print("counter", counter.seen, "step", job.step, flush=True)

@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from protos.trainer_pb2 import Failed, Restored
-from tests.integration.trainer.conductor import Conductor
+from tests.integration.trainer.conductor import DEADLINE, Conductor
+from workerd.protocol.page import StepPhase
 
 Conduct = Callable[..., Conductor]
 Undisturbed = Callable[..., str]
 
 STEPS = "30"
+
+pytestmark = pytest.mark.timeout(400)  # five trainers, and four of the undisturbed run
 
 
 @pytest.mark.parametrize("model", ["split", "sharded"])
@@ -22,7 +27,7 @@ def test_a_rank_of_a_replica_is_replaced(
     conduct: Conduct, undisturbed: Undisturbed, model: str
 ) -> None:
     job = conduct(positions=2, STEPS=STEPS, MODEL=model, PACE="0.01")
-    (spare,) = job.start(4, spares=1)
+    spare, _never_needed = job.start(4, spares=2)
     job.ranks[1].reached_step(8)
     job.ranks[1].kill()
     job.recover({1: spare})
@@ -95,6 +100,62 @@ def test_what_a_script_raises_in_the_middle_of_a_pass_leaves_nothing_gathered(
     assert job.recover({1: spare}) == 6
     assert job.finish() == undisturbed(size=4, positions=2, STEPS=STEPS, MODEL="sharded")
     assert "raised without peers" in job.ranks[0].output.read_text()
+
+
+def test_an_update_waits_for_every_rank_of_every_replica(
+    conduct: Conduct, undisturbed: Undisturbed
+) -> None:
+    """Rank 3 has its gradients, but isn't PREPARED: also those of the other position wait."""
+    job = conduct(positions=2, STEPS=STEPS, MODEL="split")
+    gate = job.folder / "gate"
+    (spare,) = job.start(4, spares=1, special={3: {"BACKWARD": f"6:hold={gate}"}})
+    for rank in (0, 1, 2):
+        job.ranks[rank].reached(lambda view: view.step == 6 and view.phase is StepPhase.PREPARED)
+    threading.Event().wait(0.3)
+    assert {job.ranks[rank].page.read().step for rank in (0, 1, 2)} == {6}
+    job.ranks[3].kill()
+    assert job.recover({3: spare}) == 6
+    assert job.finish() == undisturbed(size=4, positions=2, STEPS=STEPS, MODEL="split")
+
+
+def test_groups_of_several_dimensions_are_swapped_too(conduct: Conduct) -> None:
+    """A replica of two by two, every rank of which checks what it hears, before and after."""
+    job = conduct(positions=4, STEPS="400", MODEL="grid", PACE="0.005")
+    job.start(4)
+    job.committed()
+    job.recover()
+    job.committed()
+    for trainer in job.ranks.values():
+        trainer.reached_step(job.resume_step + 3)
+        assert trainer.failed is None
+
+
+def test_regroups_give_everything_back(conduct: Conduct) -> None:
+    job = conduct(positions=2, STEPS="4000", MODEL="split", PACE="0.005")
+    job.start(2)
+    for _ in range(3):  # torch makes some threads only once
+        job.committed()
+        job.recover()
+    job.committed()
+
+    def settled(fits: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + DEADLINE
+        while not fits() and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        return fits()
+
+    threading.Event().wait(0.5)
+    before = {rank: trainer.counts() for rank, trainer in job.ranks.items()}
+    for _ in range(12):
+        job.recover()
+        job.committed()
+    assert settled(
+        lambda: all(
+            now <= was
+            for rank, trainer in job.ranks.items()
+            for now, was in zip(trainer.counts(), before[rank], strict=True)
+        )
+    ), f"{before} grew to {[trainer.counts() for trainer in job.ranks.values()]}"
 
 
 def test_a_script_that_knows_nothing_of_positions_is_refused(conduct: Conduct) -> None:
