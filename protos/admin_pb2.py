@@ -28,7 +28,7 @@ from protos import membership_pb2 as protos_dot_membership__pb2
 from protos import node_pb2 as protos_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x0bhotspare.v1\x1a\x15protos/incident.proto\x1a\x10protos/job.proto\x1a\x17protos/membership.proto\x1a\x11protos/node.proto\"J\n\x10SubmitJobRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.hotspare.v1.JobSpec\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"2\n\x11SubmitJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"!\n\x12\x44\x65scribeJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\xd5\x02\n\x0eJobDescription\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.hotspare.v1.Job\x12&\n\x06status\x18\x02 \x01(\x0b\x32\x16.hotspare.v1.JobStatus\x12+\n\ngeneration\x18\x03 \x01(\x0b\x32\x17.hotspare.v1.Generation\x12 \n\x05slots\x18\x04 \x03(\x0b\x32\x11.hotspare.v1.Slot\x12;\n\x08progress\x18\x05 \x03(\x0b\x32).hotspare.v1.JobDescription.ProgressEntry\x12(\n\tincidents\x18\x06 \x03(\x0b\x32\x15.hotspare.v1.Incident\x1a\x46\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.hotspare.v1.Progress:\x02\x38\x01\"\x11\n\x0fListJobsRequest\"A\n\nJobSummary\x12\x0b\n\x03job\x18\x01 \x01(\t\x12&\n\x06status\x18\x02 \x01(\x0b\x32\x16.hotspare.v1.JobStatus\"K\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.hotspare.v1.JobSummary\x12\x10\n\x08revision\x18\x02 \x01(\x03\"-\n\x0eStopJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x0fStopJobResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"B\n\x11\x43ordonNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"4\n\x13UncordonNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"D\n\x14PauseRecoveryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"5\n\x15ResumeRecoveryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"V\n\rPlannedAction\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0c\n\x04what\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"]\n\x0e\x43hangeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12(\n\x04plan\x18\x03 \x03(\x0b\x32\x1a.hotspare.v1.PlannedAction\" \n\x11\x45xplainJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"5\n\x08NodeNote\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\t\x12\x0c\n\x04note\x18\x03 \x01(\t\"\xf4\x01\n\x12\x45xplainJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12&\n\x06status\x18\x03 \x01(\x0b\x32\x16.hotspare.v1.JobStatus\x12+\n\ngeneration\x18\x04 \x01(\x0b\x32\x17.hotspare.v1.Generation\x12\x17\n\x0frecovery_paused\x18\x05 \x01(\t\x12+\n\x07\x61\x63tions\x18\x06 \x03(\x0b\x32\x1a.hotspare.v1.PlannedAction\x12$\n\x05nodes\x18\x07 \x03(\x0b\x32\x15.hotspare.v1.NodeNote\"\x12\n\x10ListNodesRequest\"\xc2\x01\n\x0fNodeDescription\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hotspare.v1.Node\x12%\n\x05\x66lags\x18\x02 \x01(\x0b\x32\x16.hotspare.v1.NodeFlags\x12+\n\nassignment\x18\x03 \x01(\x0b\x32\x17.hotspare.v1.Assignment\x12+\n\x05spare\x18\x04 \x01(\x0b\x32\x1c.hotspare.v1.SpareAssignment\x12\r\n\x05\x61live\x18\x05 \x01(\x08\"R\n\x11ListNodesResponse\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.hotspare.v1.NodeDescription\x12\x10\n\x08revision\x18\x02 \x01(\x03\"8\n\x12WatchEventsRequest\x12\x15\n\rfrom_revision\x18\x01 \x01(\x03\x12\x0b\n\x03job\x18\x02 \x01(\t\"d\n\x05\x45vent\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t2\xce\x06\n\x05\x41\x64min\x12J\n\tSubmitJob\x12\x1d.hotspare.v1.SubmitJobRequest\x1a\x1e.hotspare.v1.SubmitJobResponse\x12K\n\x0b\x44\x65scribeJob\x12\x1f.hotspare.v1.DescribeJobRequest\x1a\x1b.hotspare.v1.JobDescription\x12G\n\x08ListJobs\x12\x1c.hotspare.v1.ListJobsRequest\x1a\x1d.hotspare.v1.ListJobsResponse\x12\x44\n\x07StopJob\x12\x1b.hotspare.v1.StopJobRequest\x1a\x1c.hotspare.v1.StopJobResponse\x12J\n\tListNodes\x12\x1d.hotspare.v1.ListNodesRequest\x1a\x1e.hotspare.v1.ListNodesResponse\x12I\n\nCordonNode\x12\x1e.hotspare.v1.CordonNodeRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12M\n\x0cUncordonNode\x12 .hotspare.v1.UncordonNodeRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12O\n\rPauseRecovery\x12!.hotspare.v1.PauseRecoveryRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12Q\n\x0eResumeRecovery\x12\".hotspare.v1.ResumeRecoveryRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12M\n\nExplainJob\x12\x1e.hotspare.v1.ExplainJobRequest\x1a\x1f.hotspare.v1.ExplainJobResponse\x12\x44\n\x0bWatchEvents\x12\x1f.hotspare.v1.WatchEventsRequest\x1a\x12.hotspare.v1.Event0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\x0bhotspare.v1\x1a\x15protos/incident.proto\x1a\x10protos/job.proto\x1a\x17protos/membership.proto\x1a\x11protos/node.proto\"J\n\x10SubmitJobRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.hotspare.v1.JobSpec\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"2\n\x11SubmitJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"!\n\x12\x44\x65scribeJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\xd5\x02\n\x0eJobDescription\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.hotspare.v1.Job\x12&\n\x06status\x18\x02 \x01(\x0b\x32\x16.hotspare.v1.JobStatus\x12+\n\ngeneration\x18\x03 \x01(\x0b\x32\x17.hotspare.v1.Generation\x12 \n\x05slots\x18\x04 \x03(\x0b\x32\x11.hotspare.v1.Slot\x12;\n\x08progress\x18\x05 \x03(\x0b\x32).hotspare.v1.JobDescription.ProgressEntry\x12(\n\tincidents\x18\x06 \x03(\x0b\x32\x15.hotspare.v1.Incident\x1a\x46\n\rProgressEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12$\n\x05value\x18\x02 \x01(\x0b\x32\x15.hotspare.v1.Progress:\x02\x38\x01\"\x11\n\x0fListJobsRequest\"A\n\nJobSummary\x12\x0b\n\x03job\x18\x01 \x01(\t\x12&\n\x06status\x18\x02 \x01(\x0b\x32\x16.hotspare.v1.JobStatus\"K\n\x10ListJobsResponse\x12%\n\x04jobs\x18\x01 \x03(\x0b\x32\x17.hotspare.v1.JobSummary\x12\x10\n\x08revision\x18\x02 \x01(\x03\"-\n\x0eStopJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"#\n\x0fStopJobResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\"B\n\x11\x43ordonNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"4\n\x13UncordonNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"A\n\x10\x44rainNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"C\n\x12ReplaceNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"D\n\x14PauseRecoveryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"5\n\x15ResumeRecoveryRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"V\n\rPlannedAction\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0c\n\x04what\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"]\n\x0e\x43hangeResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\x12(\n\x04plan\x18\x03 \x03(\x0b\x32\x1a.hotspare.v1.PlannedAction\" \n\x11\x45xplainJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"5\n\x08NodeNote\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\t\x12\x0c\n\x04note\x18\x03 \x01(\t\"\xf4\x01\n\x12\x45xplainJobResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12&\n\x06status\x18\x03 \x01(\x0b\x32\x16.hotspare.v1.JobStatus\x12+\n\ngeneration\x18\x04 \x01(\x0b\x32\x17.hotspare.v1.Generation\x12\x17\n\x0frecovery_paused\x18\x05 \x01(\t\x12+\n\x07\x61\x63tions\x18\x06 \x03(\x0b\x32\x1a.hotspare.v1.PlannedAction\x12$\n\x05nodes\x18\x07 \x03(\x0b\x32\x15.hotspare.v1.NodeNote\"\x12\n\x10ListNodesRequest\"\xc2\x01\n\x0fNodeDescription\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.hotspare.v1.Node\x12%\n\x05\x66lags\x18\x02 \x01(\x0b\x32\x16.hotspare.v1.NodeFlags\x12+\n\nassignment\x18\x03 \x01(\x0b\x32\x17.hotspare.v1.Assignment\x12+\n\x05spare\x18\x04 \x01(\x0b\x32\x1c.hotspare.v1.SpareAssignment\x12\r\n\x05\x61live\x18\x05 \x01(\x08\"R\n\x11ListNodesResponse\x12+\n\x05nodes\x18\x01 \x03(\x0b\x32\x1c.hotspare.v1.NodeDescription\x12\x10\n\x08revision\x18\x02 \x01(\x03\"8\n\x12WatchEventsRequest\x12\x15\n\rfrom_revision\x18\x01 \x01(\x03\x12\x0b\n\x03job\x18\x02 \x01(\t\"d\n\x05\x45vent\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x0c\n\x04node\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t2\xe4\x07\n\x05\x41\x64min\x12J\n\tSubmitJob\x12\x1d.hotspare.v1.SubmitJobRequest\x1a\x1e.hotspare.v1.SubmitJobResponse\x12K\n\x0b\x44\x65scribeJob\x12\x1f.hotspare.v1.DescribeJobRequest\x1a\x1b.hotspare.v1.JobDescription\x12G\n\x08ListJobs\x12\x1c.hotspare.v1.ListJobsRequest\x1a\x1d.hotspare.v1.ListJobsResponse\x12\x44\n\x07StopJob\x12\x1b.hotspare.v1.StopJobRequest\x1a\x1c.hotspare.v1.StopJobResponse\x12J\n\tListNodes\x12\x1d.hotspare.v1.ListNodesRequest\x1a\x1e.hotspare.v1.ListNodesResponse\x12I\n\nCordonNode\x12\x1e.hotspare.v1.CordonNodeRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12M\n\x0cUncordonNode\x12 .hotspare.v1.UncordonNodeRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12G\n\tDrainNode\x12\x1d.hotspare.v1.DrainNodeRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12K\n\x0bReplaceNode\x12\x1f.hotspare.v1.ReplaceNodeRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12O\n\rPauseRecovery\x12!.hotspare.v1.PauseRecoveryRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12Q\n\x0eResumeRecovery\x12\".hotspare.v1.ResumeRecoveryRequest\x1a\x1b.hotspare.v1.ChangeResponse\x12M\n\nExplainJob\x12\x1e.hotspare.v1.ExplainJobRequest\x1a\x1f.hotspare.v1.ExplainJobResponse\x12\x44\n\x0bWatchEvents\x12\x1f.hotspare.v1.WatchEventsRequest\x1a\x12.hotspare.v1.Event0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -61,30 +61,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CORDONNODEREQUEST']._serialized_end=940
   _globals['_UNCORDONNODEREQUEST']._serialized_start=942
   _globals['_UNCORDONNODEREQUEST']._serialized_end=994
-  _globals['_PAUSERECOVERYREQUEST']._serialized_start=996
-  _globals['_PAUSERECOVERYREQUEST']._serialized_end=1064
-  _globals['_RESUMERECOVERYREQUEST']._serialized_start=1066
-  _globals['_RESUMERECOVERYREQUEST']._serialized_end=1119
-  _globals['_PLANNEDACTION']._serialized_start=1121
-  _globals['_PLANNEDACTION']._serialized_end=1207
-  _globals['_CHANGERESPONSE']._serialized_start=1209
-  _globals['_CHANGERESPONSE']._serialized_end=1302
-  _globals['_EXPLAINJOBREQUEST']._serialized_start=1304
-  _globals['_EXPLAINJOBREQUEST']._serialized_end=1336
-  _globals['_NODENOTE']._serialized_start=1338
-  _globals['_NODENOTE']._serialized_end=1391
-  _globals['_EXPLAINJOBRESPONSE']._serialized_start=1394
-  _globals['_EXPLAINJOBRESPONSE']._serialized_end=1638
-  _globals['_LISTNODESREQUEST']._serialized_start=1640
-  _globals['_LISTNODESREQUEST']._serialized_end=1658
-  _globals['_NODEDESCRIPTION']._serialized_start=1661
-  _globals['_NODEDESCRIPTION']._serialized_end=1855
-  _globals['_LISTNODESRESPONSE']._serialized_start=1857
-  _globals['_LISTNODESRESPONSE']._serialized_end=1939
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1941
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1997
-  _globals['_EVENT']._serialized_start=1999
-  _globals['_EVENT']._serialized_end=2099
-  _globals['_ADMIN']._serialized_start=2102
-  _globals['_ADMIN']._serialized_end=2948
+  _globals['_DRAINNODEREQUEST']._serialized_start=996
+  _globals['_DRAINNODEREQUEST']._serialized_end=1061
+  _globals['_REPLACENODEREQUEST']._serialized_start=1063
+  _globals['_REPLACENODEREQUEST']._serialized_end=1130
+  _globals['_PAUSERECOVERYREQUEST']._serialized_start=1132
+  _globals['_PAUSERECOVERYREQUEST']._serialized_end=1200
+  _globals['_RESUMERECOVERYREQUEST']._serialized_start=1202
+  _globals['_RESUMERECOVERYREQUEST']._serialized_end=1255
+  _globals['_PLANNEDACTION']._serialized_start=1257
+  _globals['_PLANNEDACTION']._serialized_end=1343
+  _globals['_CHANGERESPONSE']._serialized_start=1345
+  _globals['_CHANGERESPONSE']._serialized_end=1438
+  _globals['_EXPLAINJOBREQUEST']._serialized_start=1440
+  _globals['_EXPLAINJOBREQUEST']._serialized_end=1472
+  _globals['_NODENOTE']._serialized_start=1474
+  _globals['_NODENOTE']._serialized_end=1527
+  _globals['_EXPLAINJOBRESPONSE']._serialized_start=1530
+  _globals['_EXPLAINJOBRESPONSE']._serialized_end=1774
+  _globals['_LISTNODESREQUEST']._serialized_start=1776
+  _globals['_LISTNODESREQUEST']._serialized_end=1794
+  _globals['_NODEDESCRIPTION']._serialized_start=1797
+  _globals['_NODEDESCRIPTION']._serialized_end=1991
+  _globals['_LISTNODESRESPONSE']._serialized_start=1993
+  _globals['_LISTNODESRESPONSE']._serialized_end=2075
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2077
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2133
+  _globals['_EVENT']._serialized_start=2135
+  _globals['_EVENT']._serialized_end=2235
+  _globals['_ADMIN']._serialized_start=2238
+  _globals['_ADMIN']._serialized_end=3234
 # @@protoc_insertion_point(module_scope)

@@ -69,6 +69,16 @@ class AdminStub(object):
                 request_serializer=protos_dot_admin__pb2.UncordonNodeRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/hotspare.v1.Admin/DrainNode',
+                request_serializer=protos_dot_admin__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
+                _registered_method=True)
+        self.ReplaceNode = channel.unary_unary(
+                '/hotspare.v1.Admin/ReplaceNode',
+                request_serializer=protos_dot_admin__pb2.ReplaceNodeRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
+                _registered_method=True)
         self.PauseRecovery = channel.unary_unary(
                 '/hotspare.v1.Admin/PauseRecovery',
                 request_serializer=protos_dot_admin__pb2.PauseRecoveryRequest.SerializeToString,
@@ -132,7 +142,23 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UncordonNode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The node takes new places again, and a drain is called off.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainNode(self, request, context):
+        """The node takes no new place, and another one, warmed before, takes its place at a step's
+        boundary. It stays so until it is uncordoned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplaceNode(self, request, context):
+        """As a drain, but the node is free for new places as soon as it has lost this one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -199,6 +225,16 @@ def add_AdminServicer_to_server(servicer, server):
             'UncordonNode': grpc.unary_unary_rpc_method_handler(
                     servicer.UncordonNode,
                     request_deserializer=protos_dot_admin__pb2.UncordonNodeRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=protos_dot_admin__pb2.DrainNodeRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
+            ),
+            'ReplaceNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceNode,
+                    request_deserializer=protos_dot_admin__pb2.ReplaceNodeRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
             ),
             'PauseRecovery': grpc.unary_unary_rpc_method_handler(
@@ -410,6 +446,60 @@ class Admin(object):
             target,
             '/hotspare.v1.Admin/UncordonNode',
             protos_dot_admin__pb2.UncordonNodeRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/DrainNode',
+            protos_dot_admin__pb2.DrainNodeRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/ReplaceNode',
+            protos_dot_admin__pb2.ReplaceNodeRequest.SerializeToString,
             protos_dot_admin__pb2.ChangeResponse.FromString,
             options,
             channel_credentials,

@@ -39,6 +39,13 @@ class AdminStub:
     CordonNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CordonNodeRequest, _admin_pb2.ChangeResponse]
     """The node takes no new place; what it has it keeps."""
     UncordonNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UncordonNodeRequest, _admin_pb2.ChangeResponse]
+    """The node takes new places again, and a drain is called off."""
+    DrainNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.ChangeResponse]
+    """The node takes no new place, and another one, warmed before, takes its place at a step's
+    boundary. It stays so until it is uncordoned.
+    """
+    ReplaceNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReplaceNodeRequest, _admin_pb2.ChangeResponse]
+    """As a drain, but the node is free for new places as soon as it has lost this one."""
     PauseRecovery: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseRecoveryRequest, _admin_pb2.ChangeResponse]
     """Nothing is decided for the job but its end: nobody is declared dead or replaced."""
     ResumeRecovery: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeRecoveryRequest, _admin_pb2.ChangeResponse]
@@ -57,6 +64,13 @@ class AdminAsyncStub(AdminStub):
     CordonNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.CordonNodeRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
     """The node takes no new place; what it has it keeps."""
     UncordonNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.UncordonNodeRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    """The node takes new places again, and a drain is called off."""
+    DrainNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    """The node takes no new place, and another one, warmed before, takes its place at a step's
+    boundary. It stays so until it is uncordoned.
+    """
+    ReplaceNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReplaceNodeRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    """As a drain, but the node is free for new places as soon as it has lost this one."""
     PauseRecovery: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseRecoveryRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
     """Nothing is decided for the job but its end: nobody is declared dead or replaced."""
     ResumeRecovery: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeRecoveryRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
@@ -113,7 +127,26 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.UncordonNodeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]:
+        """The node takes new places again, and a drain is called off."""
+
+    @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _admin_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]:
+        """The node takes no new place, and another one, warmed before, takes its place at a step's
+        boundary. It stays so until it is uncordoned.
+        """
+
+    @_abc_1.abstractmethod
+    def ReplaceNode(
+        self,
+        request: _admin_pb2.ReplaceNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]:
+        """As a drain, but the node is free for new places as soon as it has lost this one."""
 
     @_abc_1.abstractmethod
     def PauseRecovery(

@@ -163,6 +163,7 @@ class Generation(_message.Message):
     RESTARTS_FIELD_NUMBER: _builtins.int
     REGROUPS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     phase: Global___Phase.ValueType
@@ -180,6 +181,8 @@ class Generation(_message.Message):
     regroups: _builtins.int
     """generations in a row that changed nobody"""
     reason: _builtins.str
+    hold: _builtins.str
+    """why all ranks are to stop after the step under way; empty: they go on"""
     @_builtins.property
     def empty_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """slots without a node"""
@@ -222,10 +225,11 @@ class Generation(_message.Message):
         restarts: _builtins.int = ...,
         regroups: _builtins.int = ...,
         reason: _builtins.str = ...,
+        hold: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_replicas", b"absent_replicas", "changed_slots", b"changed_slots", "empty_slots", b"empty_slots", "generation", b"generation", "incident", b"incident", "initial", b"initial", "job", b"job", "last_running_generation", b"last_running_generation", "phase", b"phase", "reason", b"reason", "regroups", b"regroups", "rendezvous", b"rendezvous", "rendezvous_slots", b"rendezvous_slots", "restarts", b"restarts", "resume_step", b"resume_step", "sources", b"sources", "spec_revision", b"spec_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_replicas", b"absent_replicas", "changed_slots", b"changed_slots", "empty_slots", b"empty_slots", "generation", b"generation", "hold", b"hold", "incident", b"incident", "initial", b"initial", "job", b"job", "last_running_generation", b"last_running_generation", "phase", b"phase", "reason", b"reason", "regroups", b"regroups", "rendezvous", b"rendezvous", "rendezvous_slots", b"rendezvous_slots", "restarts", b"restarts", "resume_step", b"resume_step", "sources", b"sources", "spec_revision", b"spec_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,6 +306,7 @@ class RankAck(_message.Message):
     INITIAL_DIGEST_FIELD_NUMBER: _builtins.int
     SHARD_ADDRESS_FIELD_NUMBER: _builtins.int
     OFFER_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     instance: _builtins.str
     phase: Global___StepPhase.ValueType
@@ -311,6 +316,8 @@ class RankAck(_message.Message):
     """EMPTY ranks of a job that has never run, unless rehearsed"""
     shard_address: _builtins.str
     """where it would serve its state"""
+    held: _builtins.bool
+    """all ranks agreed to stop before `step`: nothing of it has begun"""
     @_builtins.property
     def offer(self) -> Global___Rendezvous:
         """unset unless asked for"""
@@ -325,10 +332,11 @@ class RankAck(_message.Message):
         initial_digest: _builtins.str = ...,
         shard_address: _builtins.str = ...,
         offer: Global___Rendezvous | None = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_digest", b"initial_digest", "instance", b"instance", "offer", b"offer", "phase", b"phase", "rank", b"rank", "shard_address", b"shard_address", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "initial_digest", b"initial_digest", "instance", b"instance", "offer", b"offer", "phase", b"phase", "rank", b"rank", "shard_address", b"shard_address", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -403,6 +411,7 @@ class RankProgress(_message.Message):
     PULL_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     BROKEN_GENERATION_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     instance: _builtins.str
@@ -416,6 +425,8 @@ class RankProgress(_message.Message):
     """of the final state, with DONE"""
     broken_generation: _builtins.int
     """the latest whose group broke here, joined or not; 0: none"""
+    held: _builtins.int
+    """the latest generation whose ranks have agreed to stop, and this one has"""
     restored: _builtins.int
     """the latest generation in which it held its whole state S and went on to join"""
     @_builtins.property
@@ -434,11 +445,12 @@ class RankProgress(_message.Message):
         pull: Global___Pull | None = ...,
         digest: _builtins.str = ...,
         broken_generation: _builtins.int = ...,
+        held: _builtins.int = ...,
         restored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "broken_generation", b"broken_generation", "digest", b"digest", "generation", b"generation", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "broken_generation", b"broken_generation", "digest", b"digest", "generation", b"generation", "held", b"held", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

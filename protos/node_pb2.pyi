@@ -301,12 +301,15 @@ class NodeFlags(_message.Message):
     CORDONED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    REPLACING_FIELD_NUMBER: _builtins.int
     cordoned: _builtins.str
     """the reason; empty when not"""
     draining: _builtins.str
     """the reason; empty when not"""
     quarantined: _builtins.str
     """the reason; empty when not"""
+    replacing: _builtins.str
+    """the reason; empty when not. Its place goes to another node"""
     @_builtins.property
     def dead(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadIncarnation]: ...
     def __init__(
@@ -316,10 +319,11 @@ class NodeFlags(_message.Message):
         cordoned: _builtins.str = ...,
         draining: _builtins.str = ...,
         quarantined: _builtins.str = ...,
+        replacing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned", b"cordoned", "dead", b"dead", "draining", b"draining", "quarantined", b"quarantined"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cordoned", b"cordoned", "dead", b"dead", "draining", b"draining", "quarantined", b"quarantined", "replacing", b"replacing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

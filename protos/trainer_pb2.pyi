@@ -176,6 +176,29 @@ class Running(_message.Message):
 Global___Running: _TypeAlias = Running  # noqa: Y015
 
 @_typing.final
+class Hold(_message.Message):
+    """A planned change: ask all ranks of `generation` to stop after the step under way, so that it is
+    lost to nobody. The group's agreement carries it, so that all stop after the same one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hold: _TypeAlias = Hold  # noqa: Y015
+
+@_typing.final
 class Release(_message.Message):
     """The job's end was recorded: leave."""
 
@@ -205,6 +228,7 @@ class ToTrainer(_message.Message):
     RESTORE_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -215,6 +239,8 @@ class ToTrainer(_message.Message):
     def running(self) -> Global___Running: ...
     @_builtins.property
     def release(self) -> Global___Release: ...
+    @_builtins.property
+    def hold(self) -> Global___Hold: ...
     def __init__(
         self,
         *,
@@ -223,12 +249,13 @@ class ToTrainer(_message.Message):
         restore: Global___Restore | None = ...,
         running: Global___Running | None = ...,
         release: Global___Release | None = ...,
+        hold: Global___Hold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "message", b"message", "release", b"release", "restore", b"restore", "running", b"running", "stop", b"stop", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "stop", "restore", "running", "release"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "stop", "restore", "running", "release", "hold"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -285,11 +312,14 @@ class Stopped(_message.Message):
     INITIAL_DIGEST_FIELD_NUMBER: _builtins.int
     SHARD_ADDRESS_FIELD_NUMBER: _builtins.int
     OFFER_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     phase: _membership_pb2.StepPhase.ValueType
     step: _builtins.int
     initial_digest: _builtins.str
     shard_address: _builtins.str
+    held: _builtins.bool
+    """all ranks have agreed to stop before step `step`: nothing of it has begun"""
     @_builtins.property
     def offer(self) -> _membership_pb2.Rendezvous: ...
     def __init__(
@@ -301,10 +331,11 @@ class Stopped(_message.Message):
         initial_digest: _builtins.str = ...,
         shard_address: _builtins.str = ...,
         offer: _membership_pb2.Rendezvous | None = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offer", b"offer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "initial_digest", b"initial_digest", "offer", b"offer", "phase", b"phase", "shard_address", b"shard_address", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held", b"held", "initial_digest", b"initial_digest", "offer", b"offer", "phase", b"phase", "shard_address", b"shard_address", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -412,6 +443,30 @@ class Broken(_message.Message):
 Global___Broken: _TypeAlias = Broken  # noqa: Y015
 
 @_typing.final
+class Held(_message.Message):
+    """All ranks of `generation` have agreed to stop before `step`, and this one has come there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
 class Done(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -470,6 +525,7 @@ class FromTrainer(_message.Message):
     BROKEN_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -488,6 +544,8 @@ class FromTrainer(_message.Message):
     def done(self) -> Global___Done: ...
     @_builtins.property
     def failed(self) -> Global___Failed: ...
+    @_builtins.property
+    def held(self) -> Global___Held: ...
     def __init__(
         self,
         *,
@@ -500,12 +558,13 @@ class FromTrainer(_message.Message):
         broken: Global___Broken | None = ...,
         done: Global___Done | None = ...,
         failed: Global___Failed | None = ...,
+        held: Global___Held | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "held", b"held", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "committed", b"committed", "done", b"done", "failed", b"failed", "held", b"held", "hello", b"hello", "joined", b"joined", "message", b"message", "ready", b"ready", "restored", b"restored", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "stopped", "restored", "joined", "committed", "broken", "done", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "ready", "stopped", "restored", "joined", "committed", "broken", "done", "failed", "held"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

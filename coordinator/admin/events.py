@@ -120,7 +120,7 @@ def _flags(name: str, old: NodeFlags, new: NodeFlags) -> Iterator[Happening]:
         if one.incarnation not in known:
             message = f"incarnation {one.incarnation} is recorded dead: {one.reason}"
             yield Happening("node.dead", message, node=name, time_ns=one.time_ns)
-    for mark in ("cordoned", "draining", "quarantined"):
+    for mark in ("cordoned", "draining", "replacing", "quarantined"):
         was, now = getattr(old, mark), getattr(new, mark)
         if was != now:
             kind = f"node.{mark}" if now else f"node.{mark}.cleared"
@@ -173,6 +173,9 @@ def _generation(name: str, old: Generation | None, new: Generation | None) -> It
     if new is None:
         return
     if old is not None and (old.generation, old.phase) == (new.generation, new.phase):
+        if new.hold and not old.hold:
+            message = f"all ranks stop after the step under way: {new.hold}"
+            yield Happening("job.held", message, job=name)
         return
     message = f"generation {new.generation} {new.phase.name}"
     if new.reason:

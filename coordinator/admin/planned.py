@@ -38,10 +38,11 @@ _Code = grpc.StatusCode
 
 @dataclass(frozen=True, slots=True)
 class OfNode:
-    """A change of a node's flags."""
+    """A change of a node's flags. ``placed``: it is only of use while the node has a place."""
 
     node: str
     change: Callable[[NodeFlags], NodeFlags]
+    placed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,28 @@ def cordon(request: admin_pb2.CordonNodeRequest) -> OfNode:
 
 
 def uncordon(request: admin_pb2.UncordonNodeRequest) -> OfNode:
-    """The node takes places again."""
-    return OfNode(request.node, lambda flags: replace(flags, cordoned="", draining=""))
+    """The node takes places again, and keeps what it has."""
+    return OfNode(
+        request.node, lambda flags: replace(flags, cordoned="", draining="", replacing="")
+    )
+
+
+def drain(request: admin_pb2.DrainNodeRequest) -> OfNode:
+    """The node's place goes to another one, and it takes no new one. The first reason is kept."""
+    refuse_too_long("reason", request.reason)
+    reason = request.reason or NO_REASON
+    return OfNode(request.node, lambda flags: replace(flags, draining=flags.draining or reason))
+
+
+def replace_node(request: admin_pb2.ReplaceNodeRequest) -> OfNode:
+    """The node's place goes to another one. The first reason is kept."""
+    refuse_too_long("reason", request.reason)
+    reason = request.reason or NO_REASON
+    return OfNode(
+        request.node,
+        lambda flags: replace(flags, replacing=flags.replacing or reason),
+        placed=True,
+    )
 
 
 def pause_recovery(request: admin_pb2.PauseRecoveryRequest) -> OfJob:
@@ -88,7 +109,7 @@ def carry_out(store: Store, leading: Created, wanted: OfNode | OfJob) -> admin_p
     """
     for _ in range(TRIES):
         if isinstance(wanted, OfNode):
-            key, before = _flags(store, wanted.node)
+            key, before = _flags(store, wanted)
             value: Any = NodeFlags() if before is None else records.load(KeyKind.FLAGS, before)
             after: Any = wanted.change(value)
         else:
@@ -116,12 +137,14 @@ def carry_out(store: Store, leading: Created, wanted: OfNode | OfJob) -> admin_p
     raise Refused(_Code.ABORTED, f"key {key} is being changed by others; try again")
 
 
-def _flags(store: Store, node: str) -> tuple[str, Any]:
+def _flags(store: Store, wanted: OfNode) -> tuple[str, Any]:
     """The key and value of a node's flags, of a node that anything is known of."""
-    key = keys.flags(node)
-    found = store.read([key, keys.node(node), keys.assignment(node)]).items
+    key, place = keys.flags(wanted.node), keys.assignment(wanted.node)
+    found = store.read([key, keys.node(wanted.node), place]).items
     if not found:
-        raise _no_node(node)
+        raise _no_node(wanted.node)
+    if wanted.placed and place not in found:
+        raise _no_place(wanted.node)
     return key, found.get(key)
 
 
@@ -149,6 +172,8 @@ def _with_flags(view: ClusterView, wanted: OfNode) -> tuple[ClusterView, bool]:
     keys.check_name(node, "node")
     if not any(node in known for known in (view.nodes, view.flags, view.assignments)):
         raise _no_node(node)
+    if wanted.placed and node not in view.assignments:
+        raise _no_place(node)
     before = view.flags_of(node)
     after = wanted.change(before)
     return replace(view, flags={**view.flags, node: after}), after != before
@@ -213,6 +238,14 @@ def _changed(wanted: OfJob, job: Job, status: JobStatus | None) -> Job:
 
 def _no_job(job: str) -> Refused:
     return Refused(_Code.NOT_FOUND, f"there is no job {job!r}; `hotspare status` lists all jobs")
+
+
+def _no_place(node: str) -> Refused:
+    return Refused(
+        _Code.FAILED_PRECONDITION,
+        f"node {node!r} has no place in a job: only a node that has one can be replaced "
+        "(`hotspare nodes` shows them); to keep it from getting one, cordon it",
+    )
 
 
 def _no_node(node: str) -> Refused:

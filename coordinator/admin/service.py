@@ -175,6 +175,18 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         here = self._change(lambda: planned.uncordon(request), dry_run=request.dry_run)
         return self._by_leader(request, context, here, lambda stub: stub.UncordonNode)
 
+    def DrainNode(
+        self, request: admin_pb2.DrainNodeRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ChangeResponse:
+        here = self._change(lambda: planned.drain(request), dry_run=request.dry_run)
+        return self._by_leader(request, context, here, lambda stub: stub.DrainNode)
+
+    def ReplaceNode(
+        self, request: admin_pb2.ReplaceNodeRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ChangeResponse:
+        here = self._change(lambda: planned.replace_node(request), dry_run=request.dry_run)
+        return self._by_leader(request, context, here, lambda stub: stub.ReplaceNode)
+
     def PauseRecovery(
         self, request: admin_pb2.PauseRecoveryRequest, context: grpc.ServicerContext
     ) -> admin_pb2.ChangeResponse:

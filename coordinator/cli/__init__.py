@@ -125,7 +125,14 @@ def _parser() -> argparse.ArgumentParser:
 
 _CHANGES: tuple[tuple[str, str, bool, str], ...] = (
     ("cordon", "NODE", True, "let a node take no new place; what it has it keeps"),
-    ("uncordon", "NODE", False, "let a node take places again"),
+    ("uncordon", "NODE", False, "let a node take places again; calls its drain off, too"),
+    (
+        "drain",
+        "NODE",
+        True,
+        "let a node take no new place, and give its own to another one at a step's boundary",
+    ),
+    ("replace", "NODE", True, "as drain, but the node is free again as soon as it is replaced"),
     (
         "pause-recovery",
         "JOB",

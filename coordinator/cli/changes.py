@@ -44,6 +44,30 @@ def uncordon(arguments: argparse.Namespace) -> int:
     )
 
 
+def drain(arguments: argparse.Namespace) -> int:
+    """Give a node's place to another one, and let it take no new one."""
+    request = admin_pb2.DrainNodeRequest(
+        node=arguments.node, reason=arguments.reason, dry_run=arguments.dry_run
+    )
+    return _change(
+        arguments,
+        lambda stub, timeout: stub.DrainNode(request, timeout=timeout),
+        f"node {arguments.node} is being drained",
+    )
+
+
+def replace(arguments: argparse.Namespace) -> int:
+    """Give a node's place to another one."""
+    request = admin_pb2.ReplaceNodeRequest(
+        node=arguments.node, reason=arguments.reason, dry_run=arguments.dry_run
+    )
+    return _change(
+        arguments,
+        lambda stub, timeout: stub.ReplaceNode(request, timeout=timeout),
+        f"node {arguments.node} is being replaced",
+    )
+
+
 def pause_recovery(arguments: argparse.Namespace) -> int:
     """Let nothing be decided for a job but its end."""
     request = admin_pb2.PauseRecoveryRequest(

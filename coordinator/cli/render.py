@@ -171,13 +171,19 @@ def _node_state(one: admin_pb2.NodeDescription) -> tuple[str, str]:
     if not one.alive:
         last = one.flags.dead[-1].reason if one.flags.dead else "its lease has ended"
         return "gone", last
-    for mark in ("quarantined", "draining", "cordoned"):
+    for mark in ("quarantined", "draining", "replacing", "cordoned"):
         why = str(getattr(one.flags, mark))
         if why:
-            return mark, why
+            return ("drained" if mark == "draining" and _empty(one) else mark), why
     if one.node.unhealthy:
         return "unhealthy", one.node.unhealthy
     return "ready", ""
+
+
+def _empty(one: admin_pb2.NodeDescription) -> bool:
+    """Whether a node has no place and runs no trainer."""
+    ended = node_pb2.Trainer.State.ENDED
+    return not one.assignment.job and all(each.state == ended for each in one.node.trainers)
 
 
 def _place(one: admin_pb2.NodeDescription) -> str:

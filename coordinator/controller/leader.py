@@ -17,6 +17,7 @@ from coordinator.plan import (
     DeclareDead,
     KeepWarm,
     Probe,
+    SettleFlags,
     Transition,
     Unassign,
     UpdateIncident,
@@ -267,6 +268,8 @@ def _subject(action: Action) -> str:
             return f"node {action.node}: incarnation {action.incarnation} is dead"
         case Unassign():
             return f"node {action.node}: freed from job {action.job}"
+        case SettleFlags():
+            return f"node {action.node}: replaced"
         case KeepWarm():
             return f"node {action.node}: warm for {action.job or 'nothing'}"
         case UpdateStatus():

@@ -18,6 +18,7 @@ from coordinator.plan import (
     DeclareDead,
     KeepWarm,
     Probe,
+    SettleFlags,
     Transition,
     Unassign,
     UpdateIncident,
@@ -71,6 +72,10 @@ def build(action: Action, context: Context) -> tuple[Transaction, ...]:
             return (_declare_dead(action, context),)
         case Unassign():
             return (_one(context, (), Delete(keys.assignment(action.node))),)
+        case SettleFlags():
+            key = keys.flags(action.node)
+            settled = replace(context.view.flags_of(action.node), replacing="")
+            return (_one(context, [_unchanged(key, context)], Put(key, dump(settled))),)
         case KeepWarm():
             return (_keep_warm(action, context),)
         case UpdateStatus():

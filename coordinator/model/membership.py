@@ -76,6 +76,7 @@ class Generation:
     restarts: int = 0
     regroups: int = 0
     reason: str = ""
+    hold: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class RankAck:
     initial_digest: str = ""
     shard_address: str = ""
     offer: Rendezvous | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class RankProgress:
     digest: str = ""
     broken_generation: int = 0
     restored: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ class NodeFlags:
     cordoned: str = ""
     draining: str = ""
     quarantined: str = ""
+    replacing: str = ""
 
     def is_dead(self, incarnation: str) -> bool:
         """Whether this incarnation has been recorded dead."""

@@ -9,12 +9,24 @@ fails because the world moved on is simply decided anew.
 from __future__ import annotations
 
 from coordinator.model import ClusterView, JobView, Phase, Settings
-from coordinator.plan import deaths, incidents, ladder, membership, recover, status, valve, warm
+from coordinator.plan import (
+    boundary,
+    deaths,
+    drain,
+    incidents,
+    ladder,
+    membership,
+    recover,
+    status,
+    valve,
+    warm,
+)
 from coordinator.plan.actions import (
     Action,
     DeclareDead,
     KeepWarm,
     Probe,
+    SettleFlags,
     Transition,
     Unassign,
     UpdateIncident,
@@ -28,6 +40,7 @@ __all__ = [
     "DeclareDead",
     "KeepWarm",
     "Probe",
+    "SettleFlags",
     "Transition",
     "Unassign",
     "UpdateIncident",
@@ -66,6 +79,7 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
         if written is not None:
             actions.append(written)
     actions.extend(warm.leftovers(view))
+    actions.extend(drain.settled(view))
     actions.extend(warm.spares(view, taken))
     return tuple(actions)
 
@@ -86,7 +100,8 @@ def _job(
         if over is not None:
             return [over]
     changed = ladder.change(view, job, taken, now, settings)
-    if changed is not None:
+    planned = changed if boundary.is_planned(changed, job) else None
+    if changed is not None and planned is None:
         return [changed]
     if generation.phase is not Phase.PAUSE:
         again = recover.broken(view, job, now, settings)
@@ -102,4 +117,18 @@ def _job(
         return [noted]  # before the next mark, so that the timeline stands in order
     if generation.phase is Phase.RESTORE:
         return [recover.restoring(job)]
-    return []
+    return _planned(view, job, taken, planned)
+
+
+def _planned(
+    view: ClusterView, job: JobView, taken: set[str], growing: Transition | None
+) -> list[Action]:
+    """A running job to which nothing has happened: operators' wishes, and growth after them."""
+    change = drain.change(view, job, taken)
+    if growing is not None and not isinstance(change, Transition):
+        change = growing
+    if isinstance(change, Transition):
+        return [boundary.at(job, change)]
+    left = boundary.leave(view, job)
+    found = left if left is not None else change
+    return [] if found is None else [found]

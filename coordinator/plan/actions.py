@@ -54,6 +54,14 @@ class Unassign:
 
 
 @dataclass(frozen=True, slots=True)
+class SettleFlags:
+    """A node has been replaced: it is not to be any more."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class KeepWarm:
     """Tell a node without a slot which job to be warm for; no job: none."""
 
@@ -93,5 +101,13 @@ class Wait:
 
 
 Action: TypeAlias = (
-    Probe | DeclareDead | Transition | Unassign | KeepWarm | UpdateStatus | UpdateIncident | Wait
+    Probe
+    | DeclareDead
+    | Transition
+    | Unassign
+    | SettleFlags
+    | KeepWarm
+    | UpdateStatus
+    | UpdateIncident
+    | Wait
 )

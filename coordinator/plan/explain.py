@@ -16,6 +16,7 @@ from coordinator.plan.actions import (
     DeclareDead,
     KeepWarm,
     Probe,
+    SettleFlags,
     Transition,
     Unassign,
     UpdateIncident,
@@ -23,6 +24,7 @@ from coordinator.plan.actions import (
     Wait,
 )
 from coordinator.plan.placement import refusal, unusable
+from coordinator.plan.valve import described
 
 Planner = Callable[[ClusterView, float, Settings], tuple[Action, ...]]
 
@@ -75,10 +77,11 @@ def _told(*, view: ClusterView, actions: Iterator[Action] | tuple[Action, ...]) 
                 what = f"declare {node} ({incarnation}) dead"
                 yield Told("death", what, reason, node=node)
             case Transition(generation=generation, reason=reason):
-                what = f"write generation {generation.generation} {generation.phase.name}"
-                yield Told("generation", what, reason, job=generation.job)
+                yield Told("generation", described(action), reason, job=generation.job)
             case Unassign(node=node, job=job, reason=reason):
                 yield Told("free", f"free {node}", reason, job=job, node=node)
+            case SettleFlags(node=node, reason=reason):
+                yield Told("flags", f"let {node} take places again", reason, node=node)
             case KeepWarm(node=node, job=job, reason=reason):
                 what = f"keep {node} warm" if job else f"keep {node} warm for nothing"
                 held = view.spares.get(node)

@@ -35,6 +35,7 @@ def unusable(view: ClusterView, node: str, ranks_per_node: int) -> str:
     for mark, why in (
         ("cordoned", flags.cordoned),
         ("draining", flags.draining),
+        ("to be replaced", flags.replacing),
         ("quarantined", flags.quarantined),
         ("unhealthy", record.unhealthy),
     ):

@@ -105,7 +105,10 @@ def paused(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
     )
     empty = {one.position for one in (*owned, *kept) if one.ack.phase is StepPhase.EMPTY}
     sources = _sources(ready, empty, "")
-    again = any(one.ack.step == step and one.ack.phase is not StepPhase.DONE for one in holding)
+    again = any(
+        one.ack.step == step and one.ack.phase is not StepPhase.DONE and not one.ack.held
+        for one in holding
+    )
     return _restore(
         job, owned, step, sources, rendezvous, initial=False, lost_steps=int(again), kept=kept
     )

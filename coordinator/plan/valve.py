@@ -26,15 +26,20 @@ def owners(view: ClusterView) -> dict[tuple[str, str], str]:
     }
 
 
+def described(one: Transition) -> str:
+    """What a transition does, in words."""
+    generation = one.generation
+    if generation.hold and generation.phase is Phase.RUNNING:
+        return f"hold generation {generation.generation} at the end of the step under way"
+    return f"write generation {generation.generation} {generation.phase.name}"
+
+
 def withhold(job: JobView, decided: Iterable[Action]) -> Iterator[Action]:
     """What remains of a paused job's decisions, and the word of what doesn't."""
     held: list[str] = []
     for one in decided:
         if isinstance(one, Transition) and one.generation.phase not in _PASS:
-            generation = one.generation
-            held.append(
-                f"write generation {generation.generation} {generation.phase.name}: {one.reason}"
-            )
+            held.append(f"{described(one)}: {one.reason}")
         elif isinstance(one, DeclareDead):
             held.append(f"declare {one.node} ({one.incarnation}) dead: {one.reason}")
         elif isinstance(one, Wait):

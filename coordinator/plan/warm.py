@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from coordinator.model import ClusterView, JobView, Slot, TrainerState
-from coordinator.plan import arrange, holders
+from coordinator.plan import arrange, drain, holders
 from coordinator.plan.actions import KeepWarm, Unassign
 from coordinator.plan.placement import Candidates, in_turn, unusable
 from coordinator.plan.spread import Pool
@@ -39,7 +39,8 @@ def spares(view: ClusterView, taken: Set[str]) -> Iterator[KeepWarm]:
         spec = job.job.spec
         # what an absent replica lacks first becomes hot: then nobody waits for its start
         lacking = arrange.wanted_blocks(job) - spec.blocks + len(arrange.absent_blocks(job))
-        wanted = spec.spares + max(0, lacking) * spec.block_slots - len(kept.get(spec.name, ()))
+        wanted = spec.spares + max(0, lacking) * spec.block_slots + len(drain.leaving(view, job))
+        wanted -= len(kept.get(spec.name, ()))
         if wanted <= 0:
             continue
         for node in _best(view, job, kept.get(spec.name, ()), free, wanted):

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from coordinator.model import JobSpec, Phase
 from coordinator.store import Created, Put
-from tests.sim import faults, invariants, leaders, nodes
+from tests.sim import faults, invariants, leaders, nodes, operators
 from tests.sim.trainers import Move
 from tests.sim.world import JOB, LATE, Leader, SimNode, Violation, World
 
@@ -159,12 +159,13 @@ def run(shape: Shape, plan: Plan, seed: int) -> tuple[World, str]:
     waiting = sorted(((dice.randrange(120), kind) for kind in plan.kinds), reverse=True)
     for moment in range(160):
         while waiting and waiting[-1][0] <= moment:
-            possible = list(faults.ALL[waiting[-1][1]](world))
+            kind = waiting[-1][1]
+            possible = list((faults.ALL.get(kind) or operators.ALL[kind])(world))
             if not possible:
                 break  # it comes as soon as it can
             waiting.pop()
             world = _fault(world, dice.choice(possible), trace)
-        mending = list(faults.mends(world)) if plan.mend and dice.random() < 0.02 else []
+        mending = list(_mends(world)) if plan.mend and dice.random() < 0.02 else []
         possible = moves(world)
         if mending:
             world = step(world, dice.choice(mending), trace)
@@ -173,9 +174,15 @@ def run(shape: Shape, plan: Plan, seed: int) -> tuple[World, str]:
         else:
             break
     if plan.mend:
-        while mending := list(faults.mends(world)):
+        while mending := list(_mends(world)):
             world = step(world, mending[0], trace)
+    world = operators.resumed(world)
     return settle(world, chance, trace)
+
+
+def _mends(world: World) -> Iterator[Move]:
+    yield from faults.mends(world)
+    yield from operators.undone(world)
 
 
 def _fault(world: World, move: Move, trace: list[str]) -> World:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.model import Generation, JobSpec, JobState, Phase, Slot
+from coordinator.model import Cause, Generation, JobSpec, JobState, Phase, Slot
 from coordinator.store import KeyKind, keys
+from tests.sim import operators
 from tests.sim.etcd import Etcd, parsed
 from tests.sim.world import JOB, Process, Violation, World
 from workerd.protocol.page import StepPhase
@@ -39,6 +40,10 @@ def after_write(before: World, world: World) -> World:
     if new is None or new == old:
         return world
     was = (0, 0) if old is None else (old.generation, old.phase)
+    if old is not None and new == replace(old, hold=new.hold) and not old.hold:
+        if new.phase is not Phase.RUNNING:
+            raise Violation(f"generation {new.generation} is held in {new.phase.name}")
+        return world
     if (new.generation, new.phase) <= was or new.generation > was[0] + 1:
         raise Violation(f"the record goes from {was} to {(new.generation, new.phase)}")
     if new.generation == was[0] + 1 and new.phase not in (Phase.PAUSE, Phase.STOPPED):
@@ -140,10 +145,29 @@ def _restore(world: World, new: Generation) -> None:
             raise Violation(f"slot {number} has ranks of absent replicas and of others")
         if not slot.node or not all(rank.instance for rank in slot.ranks):
             raise Violation(f"RESTORE, but slot {number} names {slot}")
+    _planned(world, new)
     for source in new.sources:
         ack = world.etcd.get(keys.ack(JOB, source.node))
         if ack is not None and ack.generation != new.generation:
             raise Violation(f"source {source} is named by an ack of generation {ack.generation}")
+
+
+def _planned(world: World, new: Generation) -> None:
+    """A planned change to which nothing else comes costs no step."""
+    incident = world.etcd.get(keys.incident(new.incident)) if new.incident else None
+    if incident is None or incident.cause is not Cause.PLANNED:
+        return
+    if any(one.startswith("*** ") and not _by_operator(one) for one in world.history.faults):
+        return
+    if incident.lost_steps:
+        raise Violation(f"a planned change costs {incident.lost_steps} steps: {incident.detail}")
+    begun = world.history.prepared.get((new.generation - 1, new.resume_step))
+    if begun:
+        raise Violation(f"ranks {sorted(begun)} had computed step {new.resume_step} in vain")
+
+
+def _by_operator(fault: str) -> bool:
+    return fault.endswith(("is cordoned", "is drained", "is replaced", "is paused"))
 
 
 def holders(world: World) -> dict[int, list[Process]]:
@@ -227,7 +251,9 @@ def at_end(world: World) -> str:
     free = [
         name
         for name, node in world.nodes.items()
-        if node.connected and etcd.get(keys.assignment(name)) is None
+        if node.connected
+        and etcd.get(keys.assignment(name)) is None
+        and not operators.kept_off(world, name)
     ]
     if generation is not None:
         present = members_of(world.spec, generation)

@@ -28,6 +28,7 @@ from workerd.agent.actions import (
     KillTrainer,
     PlaceTrainer,
     Renew,
+    SendHold,
     SendRelease,
     SendRestore,
     SendRunning,
@@ -222,6 +223,9 @@ def _do(world: World, name: str, action: NodeAction) -> World:
             return _send(world, name, action)
         case SendRunning():
             return _facts(world, name, action.instance, running_sent=action.generation)
+        case SendHold():
+            world = _facts(world, name, action.instance, hold_sent=action.generation)
+            return _send(world, name, action)
         case SendRelease():
             world = _facts(world, name, action.instance, released_at=0.0)
             return _send(world, name, action)
@@ -240,7 +244,7 @@ def _facts(world: World, name: str, instance: str, **changes: object) -> World:
 
 
 def _send(
-    world: World, name: str, action: SendWelcome | SendStop | SendRestore | SendRelease
+    world: World, name: str, action: SendWelcome | SendStop | SendRestore | SendHold | SendRelease
 ) -> World:
     node = world.nodes[name]
     process = node.processes.get(action.instance)

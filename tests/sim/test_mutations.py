@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.controller import transactions
 from coordinator.model import JobView, Phase, RankAck, Slot, StepPhase
-from coordinator.plan import arrange, deaths, holders, membership, recover
+from coordinator.plan import arrange, boundary, deaths, holders, membership, recover
 from coordinator.plan.actions import Transition, Wait
 from tests.sim import drive, leaders, trainers
 from tests.sim.drive import Plan, Shape, run
@@ -122,10 +122,10 @@ def loose_freeze(patch: pytest.MonkeyPatch) -> None:
     """An update may begin although a stop has been taken."""
     may_update = phases.may_update
 
-    def loose(standing: phases.Standing, agreed: bool) -> phases.Verdict:
+    def loose(standing: phases.Standing, agreed: bool, stop_after: bool = False) -> phases.Verdict:
         if not agreed:
             return may_update(standing, agreed)
-        verdict = may_update(standing._replace(stopped=standing.joined), agreed)
+        verdict = may_update(standing._replace(stopped=standing.joined), agreed, stop_after)
         late = verdict.standing._replace(stopped=standing.stopped)
         return phases.Verdict(verdict.do, late, verdict.reason)
 
@@ -213,6 +213,17 @@ def open_streams(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def no_boundary(patch: pytest.MonkeyPatch) -> None:
+    """A planned change stops ranks wherever they are."""
+    patch.setattr(boundary, "at", lambda job, change: change)
+
+
+def leavers_boundary(patch: pytest.MonkeyPatch) -> None:
+    """A planned change begins when a rank that leaves has come to the boundary."""
+    reached = boundary.reached
+    patch.setattr(boundary, "reached", lambda job, leaving=frozenset(): reached(job))
+
+
 MUTATIONS = (
     Mutation("lowest step", lowest_step, "can't reach the resume step", ("crash",)),
     Mutation("stale acks", stale_acks, "LOST|is named by an ack of generation", ("crash", "crash")),
@@ -261,6 +272,15 @@ MUTATIONS = (
         "LOST .* has a living holder",
         ("crash", "trainer"),
         Shape(2, 2, spares=0, fewest=1),
+        mend=False,
+    ),
+    Mutation("no boundary", no_boundary, "a planned change costs", ("drain",), Shape(steps=6)),
+    Mutation(
+        "who leaves tells of the boundary",
+        leavers_boundary,
+        "a planned change costs",
+        ("drain",),
+        Shape(steps=6),
         mend=False,
     ),
     Mutation("no regrouping", no_regroup, "no end: RUNNING", ("glitch",)),

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from coordinator import model
 from coordinator.model import Pull, Rendezvous, TrainerExit
 from tests.sim.world import Network, Process, Violation, World, find, peers
-from workerd.agent.actions import SendRelease, SendRestore, SendStop, SendWelcome
+from workerd.agent.actions import SendHold, SendRelease, SendRestore, SendStop, SendWelcome
 from workerd.agent.state import Stopped
 from workerd.protocol import phases
 from workerd.protocol.page import StepPhase
@@ -57,6 +57,8 @@ def _receive(world: World, name: str, me: Process) -> World:
         return _set(world, name, me)
     if isinstance(message, SendRestore):
         return _restore(world, name, me, message)
+    if isinstance(message, SendHold):
+        return _set(world, name, replace(me, wish=message.generation))
     if isinstance(message, SendRelease):
         return end(world, name, me, TrainerExit())
     return _set(world, name, me)
@@ -87,6 +89,7 @@ def _answer(world: World, name: str, me: Process) -> World:
         initial_digest=digest,
         shard_address=f"{name}:{me.instance}",
         offer=Rendezvous(f"{name}:{me.instance}", f"{me.instance}.{standing.stopped}"),
+        held=phases.at_boundary(standing),
     )
     return _tell(world, name, replace(me, standing=standing), stopped=stopped)
 
@@ -211,6 +214,8 @@ def _running(world: World, name: str, me: Process, label: str) -> Iterator[Move]
     number, step = standing.joined, standing.step
     if standing.phase is StepPhase.DONE or me.broken == number:
         return
+    if phases.at_boundary(standing):
+        return
     if standing.phase is StepPhase.COMPUTING and step >= world.total:
         yield f"{label} is done", partial(_finish, world, name, me)
         return
@@ -278,14 +283,18 @@ def _prepare(world: World, name: str, me: Process) -> World:
     prepared = {**world.history.prepared, (number, step): before | {me.rank}}
     world = replace(world, history=replace(world.history, prepared=prepared))
     world = _enter(world, me.rank, number, 3 * step + 1)
+    if me.wish == number:
+        wishes = world.network.wishes | {(number, step)}
+        world = replace(world, network=replace(world.network, wishes=wishes))
     return _set(world, name, replace(me, standing=verdict.standing, prepared_in=number))
 
 
 def _update(world: World, name: str, me: Process) -> World:
-    verdict = phases.may_update(me.standing, agreed=True)
+    number, step = me.standing.joined, me.standing.step
+    stop_after = (number, step) in world.network.wishes
+    verdict = phases.may_update(me.standing, agreed=True, stop_after=stop_after)
     if verdict.do is not Do.GO:
         raise Violation(f"rank {me.rank} can't update: {verdict.reason}")
-    number, step = me.standing.joined, me.standing.step
     prepared = world.history.prepared.get((number, step), frozenset())
     if prepared != world.network.members[number]:
         raise Violation(
@@ -304,6 +313,8 @@ def _updated(world: World, name: str, me: Process) -> World:
     world = replace(world, history=replace(world.history, highest=highest))
     if standing.stopped > standing.joined:
         return _set(world, name, me)
+    if phases.at_boundary(standing):
+        return _tell(world, name, me, committed=standing.joined, held=standing.joined)
     world = _enter(world, me.rank, standing.joined, 3 * standing.step)
     return _tell(world, name, me, committed=standing.joined)
 

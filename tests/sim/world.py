@@ -66,6 +66,8 @@ class Process:
     restored: int = 0
     reserve: bool = False
     """The RESTORE that it follows has its replica absent."""
+    wish: int = 0
+    """The generation whose ranks it is to ask for a stop after their step."""
     hung: bool = False
 
     @property
@@ -142,6 +144,8 @@ class Network:
     members: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """By generation that has come to RESTORE: the ranks of its group."""
     broken: frozenset[int] = frozenset()
+    wishes: frozenset[tuple[int, int]] = frozenset()
+    """By (generation, step): in its agreement a rank has asked for a stop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,15 @@ class SendRunning:
 
 
 @dataclass(frozen=True, slots=True)
+class SendHold:
+    """The wish for a stop after the step under way reaches a trainer."""
+
+    instance: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SendRelease:
     """The job's end reaches a trainer."""
 
@@ -168,6 +177,7 @@ Action: TypeAlias = (
     | SendStop
     | SendRestore
     | SendRunning
+    | SendHold
     | SendRelease
     | WriteNode
     | WriteAck

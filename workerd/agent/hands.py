@@ -17,6 +17,7 @@ from workerd.agent.actions import (
     ForgetTrainer,
     KillTrainer,
     PlaceTrainer,
+    SendHold,
     SendRelease,
     SendRestore,
     SendRunning,
@@ -160,6 +161,8 @@ class Hands:
                 self._send(
                     action.instance, messages.running(action), running_sent=action.generation
                 )
+            case SendHold():
+                self._send(action.instance, messages.hold(action), hold_sent=action.generation)
             case SendRelease():
                 self._send(action.instance, messages.release(action), released_at=now)
             case _:

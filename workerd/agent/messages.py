@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from coordinator.model import to_record
 from protos import membership_pb2, trainer_pb2
-from workerd.agent.actions import SendRelease, SendRestore, SendRunning, SendStop, SendWelcome
+from workerd.agent.actions import (
+    SendHold,
+    SendRelease,
+    SendRestore,
+    SendRunning,
+    SendStop,
+    SendWelcome,
+)
 
 
 def welcome(action: SendWelcome, node: str, data_address: str) -> trainer_pb2.Welcome:
@@ -56,6 +63,11 @@ def restore(action: SendRestore) -> trainer_pb2.Restore:
 def running(action: SendRunning) -> trainer_pb2.Running:
     """RUNNING."""
     return trainer_pb2.Running(generation=action.generation)
+
+
+def hold(action: SendHold) -> trainer_pb2.Hold:
+    """The wish for a stop after the step under way."""
+    return trainer_pb2.Hold(generation=action.generation)
 
 
 def release(action: SendRelease) -> trainer_pb2.Release:

@@ -135,6 +135,7 @@ def _ack(orders: Orders, local: Local, state: Owner) -> Iterator[Action]:
                 initial_digest=one.stopped.initial_digest,
                 shard_address=one.stopped.shard_address,
                 offer=one.stopped.offer,
+                held=one.stopped.held,
             )
         )
     if len(ranks) != len(state.slot.ranks):
@@ -157,6 +158,7 @@ def rank_progress(facts: TrainerFacts, rank: int) -> RankProgress:
         pull=facts.pull,
         digest=facts.digest,
         restored=facts.restored,
+        held=facts.held,
     )
 
 
@@ -186,7 +188,7 @@ def _marks(facts: TrainerFacts, *, tells_step: bool) -> tuple[object, ...]:
         facts.lives,
         facts.joined,
         facts.restored,
-        facts.committed if tells_step else 0,
+        (facts.committed, facts.held) if tells_step else (0, 0),
         (facts.broken_generation, facts.broken),
         facts.done_step,
         facts.digest,

@@ -75,6 +75,7 @@ class Stopped:
     initial_digest: str = ""
     shard_address: str = ""
     offer: Rendezvous | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class TrainerFacts:
     stop_sent: int = 0
     restore_sent: int = 0
     running_sent: int = 0
+    hold_sent: int = 0
     released_at: float | None = None
 
     ready: bool = False
@@ -116,6 +118,7 @@ class TrainerFacts:
     pull: Pull | None = None
     joined: int = 0
     committed: int = 0
+    held: int = 0
     broken_generation: int = 0
     broken: str = ""
     done_step: int | None = None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from coordinator.model import Phase
 from workerd.agent.actions import (
     Action,
+    SendHold,
     SendRelease,
     SendRestore,
     SendRunning,
@@ -112,12 +113,11 @@ def _follow(
                 reserve=replica not in present,
                 reason=f"RESTORE of generation {number}",
             )
-    elif (
-        generation.phase is Phase.RUNNING
-        and trainer.joined == number
-        and trainer.running_sent < number
-    ):
-        yield SendRunning(trainer.instance, number, f"RUNNING of generation {number}")
+    elif generation.phase is Phase.RUNNING and trainer.joined == number:
+        if trainer.running_sent < number:
+            yield SendRunning(trainer.instance, number, f"RUNNING of generation {number}")
+        if generation.hold and trainer.hold_sent < number:
+            yield SendHold(trainer.instance, number, generation.hold)
 
 
 def acknowledged(orders: Orders, local: Local, job: str, generation: int) -> bool:

@@ -42,6 +42,7 @@ class Entry:
             stop_sent=0,
             restore_sent=0,
             running_sent=0,
+            hold_sent=0,
             released_at=None,
         )
 
@@ -119,6 +120,8 @@ class Entry:
                 self.set(joined=message.generation)
             case trainer_pb2.Committed() if message.generation > facts.committed:
                 self.set(committed=message.generation)
+            case trainer_pb2.Held() if message.generation > facts.held:
+                self.set(held=message.generation)
             case trainer_pb2.Broken() if message.generation > facts.broken_generation:
                 self.set(
                     broken_generation=message.generation,
@@ -144,6 +147,7 @@ class Entry:
                 if message.HasField("offer")
                 else None
             ),
+            held=message.held,
         )
         # Write-once: its first word for a generation is the one that is acknowledged.
         if message.generation > facts.stop_sent or (

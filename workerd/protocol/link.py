@@ -20,7 +20,9 @@ from protos.trainer_pb2 import (
     Done,
     Failed,
     FromTrainer,
+    Held,
     Hello,
+    Hold,
     Joined,
     Ready,
     Release,
@@ -41,8 +43,8 @@ PAGE_VARIABLE: Final = "HOTSPARE_PAGE"  # path of this instance's progress page
 MAX_PACKET_BYTES: Final = 128 * 1024  # fits into the kernel's default socket buffer
 MAX_TEXT: Final = 32 * 1024  # characters of a traceback or an error in a message
 
-Downward = Welcome | Stop | Restore | Running | Release
-Upward = Hello | Ready | Stopped | Restored | Joined | Committed | Broken | Done | Failed
+Downward = Welcome | Stop | Restore | Running | Hold | Release
+Upward = Hello | Ready | Stopped | Restored | Joined | Committed | Held | Broken | Done | Failed
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -52,6 +54,7 @@ _DOWNWARD: Final[dict[type, str]] = {
     Stop: "stop",
     Restore: "restore",
     Running: "running",
+    Hold: "hold",
     Release: "release",
 }
 _UPWARD: Final[dict[type, str]] = {
@@ -61,6 +64,7 @@ _UPWARD: Final[dict[type, str]] = {
     Restored: "restored",
     Joined: "joined",
     Committed: "committed",
+    Held: "held",
     Broken: "broken",
     Done: "done",
     Failed: "failed",

@@ -9,7 +9,8 @@ What must hold of a standing, whatever comes in:
 - `stopped` only rises, and an update is entered only while no stop is newer than the joined group,
   or by the RESTORE of exactly the newest stop;
 - nothing but that RESTORE changes phase or step once Stopped has been sent for a generation;
-- a whole state is never rolled back and never overwritten: only an EMPTY rank pulls.
+- a whole state is never rolled back and never overwritten: only an EMPTY rank pulls;
+- once all ranks have agreed to stop after a step, none begins another one in that generation.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Standing(NamedTuple):
     answered: int = 0  # the newest generation that it has sent Stopped for
     restored: int = 0  # the newest generation whose RESTORE it follows
     resume_step: int = -1  # of that RESTORE
+    held: int = 0  # the newest generation whose ranks have agreed to stop after a step
 
 
 class Verdict(NamedTuple):
@@ -142,6 +144,8 @@ def may_begin(standing: Standing) -> Verdict:
         return Verdict(Do.WAIT, standing, "no group has been joined yet")
     if standing.stopped > standing.joined:
         return Verdict(Do.WAIT, standing, f"stopped for generation {standing.stopped}")
+    if standing.held == standing.joined:
+        return Verdict(Do.WAIT, standing, f"generation {standing.held} ends at this boundary")
     if standing.phase is not StepPhase.COMPUTING:
         return Verdict(Do.REFUSE, standing, f"no attempt starts in {standing.phase.name}")
     return Verdict(Do.GO, standing, "the group stands")
@@ -158,10 +162,11 @@ def prepare(standing: Standing) -> Verdict:
     )
 
 
-def may_update(standing: Standing, agreed: bool) -> Verdict:
+def may_update(standing: Standing, agreed: bool, stop_after: bool = False) -> Verdict:
     """GO: UPDATING. REPEAT: the attempt is dropped. WAIT: for the RESTORE.
 
-    `agreed`: the agreement of the joined group has ended without an error.
+    `agreed`: the agreement of the joined group has ended without an error. `stop_after`: a rank has
+    asked in it for a stop after this step, for a planned change; every rank sees the same.
     """
     if standing.stopped > standing.joined:
         if standing.restored < standing.stopped:
@@ -177,8 +182,11 @@ def may_update(standing: Standing, agreed: bool) -> Verdict:
         return Verdict(Do.REFUSE, standing, f"no update starts in {standing.phase.name}")
     if not agreed:
         return Verdict(Do.WAIT, standing, "the group is broken: a stop must come")
+    held = standing.joined if stop_after else standing.held
     return Verdict(
-        Do.GO, standing._replace(phase=StepPhase.UPDATING), "every rank of the job is prepared"
+        Do.GO,
+        standing._replace(phase=StepPhase.UPDATING, held=held),
+        "every rank of the job is prepared",
     )
 
 
@@ -197,7 +205,16 @@ def undisturbed(standing: Standing) -> bool:
     later one, and change nothing but phase and step: COMPUTING, PREPARED, UPDATING, COMPUTING the
     next step. Who knows that the rest is still what it was need not ask them.
     """
-    return 0 < standing.joined >= standing.stopped and standing.phase is StepPhase.COMPUTING
+    return (
+        0 < standing.joined >= standing.stopped
+        and standing.held != standing.joined
+        and standing.phase is StepPhase.COMPUTING
+    )
+
+
+def at_boundary(standing: Standing) -> bool:
+    """Whether all ranks have agreed to stop before this step: nothing of it has begun anywhere."""
+    return 0 < standing.held == standing.joined and standing.phase is StepPhase.COMPUTING
 
 
 def tear(standing: Standing) -> Verdict:
@@ -262,6 +279,8 @@ def finish(standing: Standing) -> Verdict:
     """The script has ended. GO: DONE. WAIT: a RESTORE must be followed first."""
     if standing.stopped > standing.joined or standing.joined == 0:
         return Verdict(Do.WAIT, standing, f"stopped for generation {standing.stopped}")
+    if standing.held == standing.joined:
+        return Verdict(Do.WAIT, standing, f"generation {standing.held} ends at this boundary")
     if standing.phase is not StepPhase.COMPUTING:
         return Verdict(Do.REFUSE, standing, f"nothing is finished in {standing.phase.name}")
     return Verdict(Do.GO, standing._replace(phase=StepPhase.DONE), "the script has ended")

@@ -161,13 +161,14 @@ class Attempt:
         start = perf_counter_ns()
         session.prepare()
         middle = perf_counter_ns()
+        wishes = 0
         try:
-            group.agree()
+            wishes = group.agree(session.wish)
             agreed = True
         except GroupBroken:
             agreed = False
         end = perf_counter_ns()
-        session.enter_update(agreed)
+        session.enter_update(agreed, wishes)
         overhead.bookkeeping_ns += middle - start + (perf_counter_ns() - end if agreed else 0)
         overhead.buffers_ns += start - begin
         overhead.agreement_ns += end - middle

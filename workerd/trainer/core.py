@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from protos.trainer_pb2 import Broken, Release, Restore, Running, Stop, Stopped, Welcome
+from protos.trainer_pb2 import Broken, Hold, Release, Restore, Running, Stop, Stopped, Welcome
 from workerd.protocol import phases
 from workerd.protocol.link import MAX_TEXT, LinkClosed, TrainerEnd, Upward
 from workerd.protocol.page import ProgressPage, StepPhase
@@ -30,6 +30,7 @@ from workerd.trainer.serving import Serving
 _log = logging.getLogger("workerd.trainer")
 
 LINK_THREAD: Final = "hotspare-link"
+STOP_AFTER: Final = 1  # the bit in the agreement that asks all ranks to stop after this step
 
 
 class Core:
@@ -74,6 +75,7 @@ class Core:
         self._broken = 0  # the newest generation that was reported broken
         self._committed = 0  # the newest generation whose first update was reported
         self._update_of = 0  # the generation whose group agreed to the update under way
+        self.wish = 0  # what this rank says in the agreement: STOP_AFTER or nothing
         self._release: Release | None = None
         self._lost: str | None = None
         self._failure: BaseException | None = None
@@ -142,6 +144,8 @@ class Core:
                 elif isinstance(message, Running):
                     if message.generation >= self.standing.stopped:
                         self._serving.running(message.generation)
+                elif isinstance(message, Hold):
+                    self._on_hold(message)
                 elif isinstance(message, Release):
                     with self._changed:
                         self._release = message
@@ -168,6 +172,7 @@ class Core:
                 return
             self.standing = verdict.standing
             self._stop = stop
+            self.wish = 0
             self._todo = None
             self._superseded.set()
             self._superseded = threading.Event()
@@ -177,6 +182,12 @@ class Core:
             group.abandon()
         self._serving.end(stop.generation - 1)
         self._answer()
+
+    def _on_hold(self, hold: Hold) -> None:
+        with self._changed:
+            standing = self.standing
+            if standing.stopped <= standing.joined == hold.generation:
+                self.wish = STOP_AFTER
 
     def _on_restore(self, restore: Restore) -> None:
         digests = {source.initial_digest for source in restore.sources}
@@ -223,6 +234,7 @@ class Core:
             step=standing.step,
             initial_digest=self._initial_digest if empty and standing.pristine else "",
             shard_address=self._serving.open(),
+            held=phases.at_boundary(standing),
         )
         if stop.offer_rendezvous:
             message.offer.CopyFrom(self._serving.offer_store(stop.generation))
@@ -236,6 +248,7 @@ class Core:
             group is not None
             and standing.joined > 0
             and standing.stopped <= standing.joined
+            and standing.held != standing.joined
             and group.error is None
         )
 

@@ -166,8 +166,8 @@ class Group:
         """The barrier between PREPARED and UPDATING: nobody leaves it before every rank has come.
 
         One barrier over all ranks of the job, and so along every replica and along every DP group.
-        `bits` (one byte) of all ranks come back joined by "or"; planned changes will ask for "stop
-        after this step" by one. Raises GroupBroken.
+        `bits` (one byte) of all ranks come back joined by "or"; planned changes ask by one for a
+        stop after this step (`core.STOP_AFTER`). Raises GroupBroken.
         """
         if self._closed():
             raise GroupBroken(self.error or "the group was abandoned")

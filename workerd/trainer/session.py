@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from protos.trainer_pb2 import Committed, Done, Failed, Joined, Ready, Restore, Restored
+from protos.trainer_pb2 import Committed, Done, Failed, Held, Joined, Ready, Restore, Restored
 from workerd.protocol import phases
 from workerd.protocol.link import MAX_TEXT, LinkError
 from workerd.protocol.page import STEP, StepPhase, pack
 from workerd.protocol.phases import Do
 from workerd.shards.snapshot import EMPTY
 from workerd.shards.state import TrackedState
-from workerd.trainer.core import Core
+from workerd.trainer.core import STOP_AFTER, Core
 from workerd.trainer.errors import Released, RepeatStep, TrainerError
 from workerd.trainer.rejoin import Building, pull_state
 
@@ -39,7 +39,12 @@ class Session(Core):
         Raises Released when the job has ended instead, and what `settle` raises.
         """
         group = self.group
-        if group is None or group.error is not None:
+        disturbed = self._rest is not self._calm
+        if (
+            group is None
+            or group.error is not None
+            or (disturbed and phases.at_boundary(self.standing))
+        ):
             self.settle()
         if self._rest is not self._calm or self._phase is not StepPhase.COMPUTING:
             with self._lock:
@@ -70,10 +75,13 @@ class Session(Core):
                 raise RepeatStep(verdict.reason)
             self._set(verdict.standing)
 
-    def enter_update(self, agreed: bool) -> None:
-        """UPDATING, as soon as it is allowed. Raises RepeatStep when it is not."""
+    def enter_update(self, agreed: bool, wishes: int = 0) -> None:
+        """UPDATING, as soon as it is allowed. Raises RepeatStep when it is not.
+
+        `wishes`: what the ranks have said in the agreement, joined by "or".
+        """
         with self._lock:
-            calm = self._rest is self._calm and self._failure is None
+            calm = self._rest is self._calm and self._failure is None and not wishes
             if agreed and calm and self._phase is StepPhase.PREPARED:
                 self._phase = StepPhase.UPDATING
                 self._update_of = self._generation
@@ -82,7 +90,7 @@ class Session(Core):
             while True:
                 if self._failure is not None:
                     raise self._failure
-                verdict = phases.may_update(self.standing, agreed)
+                verdict = phases.may_update(self.standing, agreed, bool(wishes & STOP_AFTER))
                 if verdict.do is Do.GO:
                     stopped = self.standing.stopped > self.standing.joined
                     self._update_of = 0 if stopped else self.standing.joined
@@ -111,8 +119,11 @@ class Session(Core):
             if report:
                 self._committed = self._update_of
             stopped = self.standing.stopped > self.standing.joined
+            held = phases.at_boundary(self.standing)
         if report:
             self._send(Committed(generation=self._committed, step=self._step))
+        if held:
+            self._send(Held(generation=self.standing.held, step=self._step))
         if stopped:
             self._answer()
 

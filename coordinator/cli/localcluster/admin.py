@@ -70,6 +70,11 @@ class Admin:
         request = admin_pb2.StopJobRequest(job=job, reason=reason)
         self._call(lambda stub, left: stub.StopJob(request, timeout=left), timeout)
 
+    def drain(self, node: str, reason: str, timeout: float = 20.0) -> None:
+        """Give a node's place to another one."""
+        request = admin_pb2.DrainNodeRequest(node=node, reason=reason)
+        self._call(lambda stub, left: stub.DrainNode(request, timeout=left), timeout)
+
     def describe(self, job: str, timeout: float = 20.0) -> admin_pb2.JobDescription:
         """All about a job."""
         request = admin_pb2.DescribeJobRequest(job=job)

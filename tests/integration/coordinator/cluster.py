@@ -148,7 +148,7 @@ class Cluster:
         if place is None:
             spare: SpareAssignment | None = self.load(keys.spare(node.name))
             warm = Warm(spare.job, spare.spec_revision) if spare is not None else None
-            node.update(replace(node.record, warm=warm))
+            node.update(replace(node.record, warm=warm, trainers=()))
             return
         if place.incarnation != node.incarnation:
             return
@@ -198,6 +198,7 @@ class Cluster:
                     initial_digest=fresh if held is None else "",
                     shard_address="127.0.0.1:2",
                     offer=offer if local == 0 else None,
+                    held=held is not None and node.held == generation.generation - 1,
                 )
             )
         trainers = tuple(
@@ -220,10 +221,12 @@ class Cluster:
         if over & set(instances):
             return
         ranks = []
+        if generation.hold:
+            node.held = generation.generation
         for local, instance in enumerate(instances):
             if generation.phase is Phase.RESTORE:
                 node.state[instance] = generation.resume_step
-            else:
+            elif not generation.hold:
                 node.state[instance] += 1
             ranks.append(
                 RankProgress(
@@ -233,6 +236,7 @@ class Cluster:
                     phase=StepPhase.COMPUTING,
                     step=node.state[instance],
                     restored=generation.generation,
+                    held=generation.generation if generation.hold else 0,
                 )
             )
         progress = Progress(node.incarnation, tuple(ranks), 10.0)

@@ -48,6 +48,8 @@ class FakeNode:
     record: Node = Node()
     state: dict[str, int] = field(default_factory=dict)
     """The step of each trainer instance that holds a state."""
+    held: int = 0
+    """The generation in which it has stopped at a step's boundary."""
     stuck: bool = False
     """It acknowledges nothing."""
     server: grpc.Server | None = None

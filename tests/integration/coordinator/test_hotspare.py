@@ -145,6 +145,15 @@ def test_planned_changes_and_why(operator: Operator, cluster: Cluster) -> None:
     assert operator.ok("uncordon", "n1") == "node n1 takes places\n"
     assert operator.ok("uncordon", "n1", "--dry-run").startswith("it stands so already")
     cluster.runs()
+    drained = operator.ok("drain", "n1", "--reason", "a new rack")
+    assert drained == "node n1 is being drained\n"
+    cluster.wait(lambda: "draining" in cluster.status().reason, "it waits", play=True)
+    (line,) = [one for one in operator.ok("nodes").splitlines() if one.startswith("n1")]
+    assert line.split()[:2] == ["n1", "draining"]
+    cluster.add_nodes("n2")
+    cluster.runs(after=1)
+    cluster.wait(lambda: "drained" in operator.ok("nodes"), "n1 is empty", play=True)
+    assert "FAILED_PRECONDITION" in operator.run("replace", "n1").stderr
     assert operator.json("pause-recovery", "demo", "--reason", "look first")["changed"] is True
     assert "paused: look first" in operator.ok("status", "demo")
     assert "paused: look first" in operator.ok("explain", "demo")
@@ -155,7 +164,14 @@ def test_planned_changes_and_why(operator: Operator, cluster: Cluster) -> None:
     cluster.wait(lambda: cluster.status().state.ended, "it is stopped", play=True)
     assert "nothing: it has ended" in operator.ok("explain", "demo")
     events = operator.ok("events")
-    for kind in ("node.cordoned", "node.cordoned.cleared", "recovery.paused", "recovery.resumed"):
+    for kind in (
+        "node.draining",
+        "job.held",
+        "node.cordoned",
+        "node.cordoned.cleared",
+        "recovery.paused",
+        "recovery.resumed",
+    ):
         assert f"  {kind} " in events
 
 

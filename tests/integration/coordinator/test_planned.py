@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.model import JobSpec, JobState, NodeFlags, Phase
+from coordinator.model import Cause, JobSpec, JobState, NodeFlags, Phase
 from coordinator.store import keys
 from protos import admin_pb2, admin_pb2_grpc
 from tests.integration.coordinator.cluster import Cluster
@@ -36,6 +36,16 @@ def cordon(node: str, reason: str = "", dry_run: bool = False) -> Call:
 def uncordon(node: str, dry_run: bool = False) -> Call:
     request = admin_pb2.UncordonNodeRequest(node=node, dry_run=dry_run)
     return lambda stub: stub.UncordonNode(request, timeout=SOON)
+
+
+def drain(node: str, reason: str = "", dry_run: bool = False) -> Call:
+    request = admin_pb2.DrainNodeRequest(node=node, reason=reason, dry_run=dry_run)
+    return lambda stub: stub.DrainNode(request, timeout=SOON)
+
+
+def substitute(node: str, reason: str = "", dry_run: bool = False) -> Call:
+    request = admin_pb2.ReplaceNodeRequest(node=node, reason=reason, dry_run=dry_run)
+    return lambda stub: stub.ReplaceNode(request, timeout=SOON)
 
 
 def pause(job: str = "demo", reason: str = "", dry_run: bool = False) -> Call:
@@ -118,6 +128,95 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
     assert not cluster.load(keys.job_spec("demo")).recovery_paused
 
 
+def test_a_drained_node_is_replaced_once_another_is_warm(
+    follower: Coordinator, cluster: Cluster
+) -> None:
+    cluster.add_nodes("n0", "n1")
+    cluster.submit(DEMO, follower)
+    before = cluster.runs()
+    assert ask(follower, drain("n1", "a new rack")).changed
+    assert not ask(follower, drain("n1", "another reason")).changed
+    cluster.wait(
+        lambda: "n1 (slot 1) is draining: a new rack" in cluster.status().reason,
+        "the status says what it waits for",
+        play=True,
+    )
+    assert cluster.status().state is JobState.RUNNING
+    (told,) = ask(follower, explain()).actions
+    assert (told.kind, told.job) == ("wait", "demo")
+    assert "no node is free for it" in told.reason
+    cluster.add_nodes("n2")
+    after = cluster.runs(after=before.generation)
+    assert cluster.slot(1).node == "n2"
+    cluster.wait(lambda: cluster.incidents()[0].closed, "the incident is over", play=True)
+    (incident,) = cluster.incidents()
+    assert (incident.cause, incident.nodes) == (Cause.PLANNED, ("n1",))
+    assert incident.lost_steps == 0
+    assert after.hold == ""
+    cluster.wait(lambda: cluster.load(keys.assignment("n1")) is None, "n1 is empty", play=True)
+    cluster.wait(lambda: not ask(follower, explain()).actions, "all is done", play=True)
+    # it stays off until it is uncordoned
+    assert cluster.load(keys.spare("n1")) is None
+    assert flags(cluster, "n1").draining == "a new rack"
+    ask(follower, uncordon("n1"))
+    cluster.wait(lambda: cluster.load(keys.spare("n1")), "it is a spare", play=True)
+
+
+def test_a_dry_run_of_a_drain_says_who_takes_over(follower: Coordinator, cluster: Cluster) -> None:
+    cluster.add_nodes("n0", "n1", "n2")
+    cluster.submit(DEMO, follower)
+    cluster.runs()
+    cluster.wait(lambda: cluster.nodes["n2"].record.warm, "n2 is hot", play=True)
+    cluster.wait(lambda: cluster.status().step > 1, "it has committed", play=True)
+    cluster.wait(
+        lambda: any("slot 1: n1 -> hot spare n2" in one.reason for one in plan_of(follower)),
+        "the plan names the replacement",
+        play=True,
+    )
+    assert cluster.load(keys.flags("n1")) is None
+    assert cluster.generation().hold == ""
+
+
+def plan_of(follower: Coordinator) -> Any:
+    return ask(follower, drain("n1", dry_run=True)).plan
+
+
+def test_a_replaced_node_becomes_a_spare(follower: Coordinator, cluster: Cluster) -> None:
+    cluster.add_nodes("n0", "n1", "n2")
+    cluster.submit(DEMO, follower)
+    before = cluster.runs()
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(follower, substitute("n2"))
+    assert "'n2' has no place in a job" in refused(caught, Code.FAILED_PRECONDITION)
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(follower, substitute("n2", dry_run=True))
+    refused(caught, Code.FAILED_PRECONDITION)
+    assert ask(follower, substitute("n0", "a doubt")).changed
+    cluster.runs(after=before.generation)
+    assert cluster.slot(0).node == "n2"
+    cluster.wait(lambda: cluster.load(keys.spare("n0")), "n0 is the spare now", play=True)
+    assert flags(cluster, "n0") == NodeFlags()
+    assert all(one.lost_steps == 0 for one in cluster.incidents())
+
+
+def test_a_drain_goes_on_under_the_next_leader(follower: Coordinator, cluster: Cluster) -> None:
+    """It falls when the ranks have been asked to stop, and they have not yet."""
+    cluster.add_nodes("n0", "n1", "n2")
+    cluster.submit(DEMO, follower)
+    before = cluster.runs()
+    cluster.wait(lambda: cluster.nodes["n2"].record.warm, "n2 is hot", play=True)
+    cluster.wait(lambda: cluster.status().step > 1, "it has committed", play=True)
+    ask(follower, drain("n1", "a new rack"))
+    cluster.wait(lambda: cluster.generation().hold, "the ranks are to stop")
+    old = cluster.leader()
+    old.kill()
+    cluster.leader(besides=old.name)
+    assert cluster.generation().generation == before.generation
+    cluster.runs(after=before.generation)
+    assert cluster.slot(1).node == "n2"
+    assert [one.lost_steps for one in cluster.incidents()] == [0]
+
+
 def test_a_paused_job_is_left_alone_until_it_is_resumed(
     follower: Coordinator, cluster: Cluster
 ) -> None:
@@ -193,6 +292,8 @@ def refused(caught: pytest.ExceptionInfo[grpc.RpcError], code: grpc.StatusCode) 
 @pytest.mark.parametrize(
     ("call", "code", "says"),
     [
+        (drain("nope"), Code.NOT_FOUND, "there is no node 'nope'"),
+        (substitute("nope"), Code.NOT_FOUND, "there is no node 'nope'"),
         (cordon("nope"), Code.NOT_FOUND, "there is no node 'nope'"),
         (cordon("nope", dry_run=True), Code.NOT_FOUND, "there is no node 'nope'"),
         (uncordon("nope"), Code.NOT_FOUND, "there is no node 'nope'"),

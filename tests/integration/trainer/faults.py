@@ -41,6 +41,8 @@ def at(place: str, job: Job) -> None:
     """`PLACE`=STEP:DEED or STEP:RANK:DEED does a deed there."""
     wanted = os.environ.get(place.upper())
     pace = float(os.environ.get("PACE", "0"))
+    if place == "forward" and os.environ.get("TELL"):
+        print("begins", job.step, flush=True)
     if place == "forward" and pace:
         time.sleep(pace)  # noqa: TID251 - a test's script
     if wanted is None:
@@ -60,6 +62,10 @@ def at(place: str, job: Job) -> None:
             time.sleep(0.001)  # noqa: TID251 - a test's script
         print("raised without peers", flush=True)
         raise FloatingPointError("the loss is no number")
+    elif deed == "wish":  # until it is to ask for a stop
+        assert job.session is not None
+        while not job.session.wish:
+            time.sleep(0.001)  # noqa: TID251 - a test's script
     elif deed.startswith("hold="):  # until the file is there
         path = Path(deed.removeprefix("hold="))
         path.with_suffix(".held").touch()

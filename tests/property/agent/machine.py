@@ -182,6 +182,13 @@ class Played(RuleBasedStateMachine):
         if not mine or all(joined.get(one.instance) == number for one in slot.ranks):
             self.tell(generation=replace(generation, phase=Phase.RUNNING))
 
+    @rule()
+    def hold(self) -> None:
+        """A planned change waits for the step's end."""
+        generation = self.job().generation
+        if generation is not None and generation.phase is Phase.RUNNING:
+            self.tell(generation=replace(generation, hold="a move"))
+
     @rule(keep=st.booleans())
     def spare(self, keep: bool) -> None:
         wanted = SpareAssignment("n", "j", 1) if keep and self.truth.assignment is None else None
@@ -378,6 +385,8 @@ class Played(RuleBasedStateMachine):
                 self.set(self.trainers[instance], restore_sent=generation)
             case do.SendRunning(instance, generation):
                 self.set(self.trainers[instance], running_sent=generation)
+            case do.SendHold(instance, generation):
+                self.set(self.trainers[instance], hold_sent=generation)
             case do.SendRelease(instance):
                 self.set(self.trainers[instance], released_at=self.now)
             case do.Renew():

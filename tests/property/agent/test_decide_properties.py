@@ -73,6 +73,12 @@ class Agent(Played):
                 assert trainer.stopped is not None
                 assert trainer.stopped.generation == generation > trainer.restore_sent
                 assert job.slot.ranks[trainer.local_rank].instance == trainer.instance
+            case do.SendHold(_, generation):
+                event("a wish for a stop is passed on")
+                assert trainer is not None
+                assert job.generation is not None
+                assert job.generation.hold
+                assert generation == job.generation.generation == trainer.joined
             case do.SendRunning() | do.SendRelease() | do.Renew() | do.ClearPlace():
                 event(type(action).__name__)
             case do.WriteAck(name, ack):

@@ -60,7 +60,7 @@ def _of_rank(draw: st.DrawFn, rank: int, named: str, at: int) -> tuple[RankAck, 
     step = -1 if phase is StepPhase.EMPTY else draw(st.integers(0, 6))
     offer = draw(st.sampled_from([None, Rendezvous(f"{rank}:1", "nonce")]))
     digest = draw(st.sampled_from(["", "seed"]))
-    ack = RankAck(rank, instance, phase, step, digest, f"{rank}:2", offer)
+    ack = RankAck(rank, instance, phase, step, digest, f"{rank}:2", offer, draw(st.booleans()))
     number = st.sampled_from([0, at - 1, at, at])
     progress = RankProgress(
         rank=rank,
@@ -71,6 +71,7 @@ def _of_rank(draw: st.DrawFn, rank: int, named: str, at: int) -> tuple[RankAck, 
         broken_generation=draw(st.sampled_from([0, 0, at - 1, at])),
         digest=draw(st.sampled_from(["", "d", "e"])),
         restored=draw(number),
+        held=draw(st.sampled_from([0, at - 1, at, at])),
     )
     return ack, progress
 
@@ -132,6 +133,8 @@ def _job(draw: st.DrawFn, name: str, owners: list[str]) -> JobView:
             )
         ),
     )
+    if job.current.phase is Phase.RUNNING and draw(st.booleans()):
+        job = replace(job, generation=replace(job.current, hold="a move"))
     if draw(st.integers(0, 7)) == 0:
         job = replace(job, generation=None, incident=None)
     return job
@@ -166,7 +169,14 @@ def views(draw: st.DrawFn) -> tuple[ClusterView, float]:
         name: NodeFlags(dead=(DeadIncarnation(f"{name}-{life}"),)) for name, life in dead.items()
     }
     for name in draw(st.sets(spare, max_size=2)):
-        flags[name] = replace(flags.get(name, NodeFlags()), cordoned="kept off")
+        marks = st.sampled_from([("", "x", ""), ("", "", "x"), ("x", "", ""), ("x", "x", "")])
+        cordoned, draining, replacing = draw(marks)
+        flags[name] = replace(
+            flags.get(name, NodeFlags()),
+            cordoned=cordoned,
+            draining=draining,
+            replacing=replacing,
+        )
     view = replace(view, flags=flags)
     suspects = {}
     for job in jobs:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from coordinator.model import (
+    Cause,
     ClusterView,
     JobView,
     Phase,
@@ -27,6 +28,7 @@ from coordinator.plan import (
     UpdateIncident,
     UpdateStatus,
     Wait,
+    drain,
     holders,
     plan,
     recover,
@@ -69,13 +71,16 @@ def test_no_node_gets_two_places(shown: tuple[ClusterView, float]) -> None:
                 continue
             assert view.alive(place.node, place.incarnation)
             assert not view.nodes[place.node].record.unhealthy
-            assert not view.flags_of(place.node).cordoned
+            flags = view.flags_of(place.node)
+            assert not flags.cordoned
+            assert not drain.wish(flags)
             assert all(rank.instance == "" for rank in slot.ranks)
         for gone in move.unassign:
             assert view.assignments[gone].job == move.generation.job
             assert gone not in placed
     warm = [one for one in plan(view, now, SETTINGS) if isinstance(one, KeepWarm) and one.job]
     assert not {one.node for one in warm} & {*placed, *view.assignments}
+    assert not any(drain.wish(view.flags_of(one.node)) for one in warm)
     assert not any(view.flags_of(one.node).cordoned for one in warm)
 
 
@@ -129,6 +134,12 @@ def test_generation_and_phase_only_rise(shown: tuple[ClusterView, float]) -> Non
             assert new.phase in (Phase.PAUSE, Phase.STOPPED)
             continue
         assert not old.phase.ended
+        if new.hold and new.generation == old.generation:
+            assert old.phase is Phase.RUNNING
+            if new.phase is Phase.RUNNING:
+                assert not old.hold
+                assert (new, move.slots, move.assign) == (replace(old, hold=new.hold), (), ())
+            continue
         if new.generation == old.generation:
             assert new.phase > old.phase
         else:
@@ -276,6 +287,29 @@ def test_ended_jobs_are_left_alone(shown: tuple[ClusterView, float]) -> None:
                 or slot.node != one.node
                 or (slot.incarnation != held.incarnation)
             )
+
+
+@many
+@given(views())
+def test_a_planned_change_stops_nobody_in_the_middle_of_a_step(
+    shown: tuple[ClusterView, float],
+) -> None:
+    view, now = shown
+    for move in plan(view, now, SETTINGS):
+        if not isinstance(move, Transition) or move.incident is None:
+            continue
+        job = view.jobs[move.generation.job]
+        fresh = job.incident is None or job.incident.closed
+        if job.generation is None or not fresh or move.incident.cause is not Cause.PLANNED:
+            continue
+        assert job.generation.phase is Phase.RUNNING
+        taken = {one.slot for one in move.slots}
+        stays = [slot for number, slot in job.slots.items() if slot.node and number not in taken]
+        progress = [
+            holders.progress(job, slot, local) for slot in stays for local in range(len(slot.ranks))
+        ]
+        number = job.generation.generation
+        assert any(one is not None and one.held == number for one in progress)
 
 
 @many

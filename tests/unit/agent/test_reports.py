@@ -116,6 +116,28 @@ def test_running_is_told_to_who_has_joined() -> None:
     assert decided(told, local(trainer(joined=2, running_sent=2))) == []
 
 
+def test_the_wish_for_a_stop_is_told_once_to_who_has_joined() -> None:
+    told = orders(Phase.RUNNING, 2, instance="t", hold="a move")
+    assert kinds(told, local(trainer(joined=2))) == ["SendRunning", "SendHold"]
+    (hold,) = decided(told, local(trainer(joined=2, running_sent=2)))
+    assert isinstance(hold, do.SendHold)
+    assert (hold.generation, hold.reason) == (2, "a move")
+    assert decided(told, local(trainer(joined=2, running_sent=2, hold_sent=2))) == []
+    assert decided(told, local(trainer(joined=1, running_sent=1))) == []
+
+
+def test_a_rank_at_the_boundary_is_told_at_once() -> None:
+    told = orders(Phase.RUNNING, 2, instance="t", hold="a move")
+    here = trainer(joined=2, running_sent=2, hold_sent=2, committed=2, step=6)
+    (first,) = decided(told, local(here), do.WriteProgress)
+    assert isinstance(first, do.WriteProgress)
+    known = Written("j", first.progress, first.marks, 100.0)
+    assert decided(told, local(here, written=known), do.WriteProgress) == []
+    (write,) = decided(told, local(replace(here, held=2), written=known), do.WriteProgress)
+    assert isinstance(write, do.WriteProgress)
+    assert write.progress.ranks[0].held == 2
+
+
 # ---- what is written
 
 
@@ -124,6 +146,11 @@ def test_an_ack_carries_each_ranks_own_word() -> None:
     (write,) = decided(told, local(STOPPED), do.WriteAck)
     assert isinstance(write, do.WriteAck)
     (rank,) = write.ack.ranks
+    assert not rank.held
+    there = Stopped(2, StepPhase.COMPUTING, 5, held=True)
+    (at_boundary,) = decided(told, local(replace(STOPPED, stopped=there)), do.WriteAck)
+    assert isinstance(at_boundary, do.WriteAck)
+    assert at_boundary.ack.ranks[0].held
     assert (rank.rank, rank.instance, rank.phase, rank.step) == (1, "t", StepPhase.PREPARED, 4)
     for facts in (
         {"ended_at": 1.0},

@@ -23,7 +23,7 @@ def usage(run: object, *arguments: str) -> int:
 
 
 COMMANDS = ["submit", "status", "nodes", "events", "stop", "demo", "explain"]
-COMMANDS += ["cordon", "uncordon", "pause-recovery", "resume-recovery"]
+COMMANDS += ["drain", "replace", "cordon", "uncordon", "pause-recovery", "resume-recovery"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -102,7 +102,36 @@ gone = admin_pb2.NodeDescription(node=node_pb2.Node(node="n0"), flags=dead)
         (node(), "ready", "free", ""),
         (node(flags=dead), "dead", "free", "silent"),
         (gone, "gone", "free", "silent"),
-        (node(flags=node_pb2.NodeFlags(cordoned="c", draining="d")), "draining", "free", "d"),
+        (node(flags=node_pb2.NodeFlags(cordoned="c")), "cordoned", "free", "c"),
+        (node(flags=node_pb2.NodeFlags(replacing="r")), "replacing", "free", "r"),
+        (node(flags=node_pb2.NodeFlags(cordoned="c", draining="d")), "drained", "free", "d"),
+        (
+            node(
+                flags=node_pb2.NodeFlags(draining="d"),
+                assignment=node_pb2.Assignment(job="demo", slot=3),
+            ),
+            "draining",
+            "demo slot 3",
+            "d",
+        ),
+        (
+            node(
+                flags=node_pb2.NodeFlags(draining="d"),
+                node=node_pb2.Node(trainers=[node_pb2.Trainer(state=node_pb2.Trainer.WARM)]),
+            ),
+            "draining",
+            "free",
+            "d",
+        ),
+        (
+            node(
+                flags=node_pb2.NodeFlags(draining="d"),
+                node=node_pb2.Node(trainers=[node_pb2.Trainer(state=node_pb2.Trainer.ENDED)]),
+            ),
+            "drained",
+            "free",
+            "d",
+        ),
         (node(node=node_pb2.Node(unhealthy="hot")), "unhealthy", "free", "hot"),
         (
             node(assignment=node_pb2.Assignment(job="demo", slot=3)),

@@ -23,6 +23,7 @@ from tests.unit.plan.views import (
     acked,
     cluster,
     ended,
+    held,
     instance,
     node,
     none,
@@ -249,7 +250,12 @@ class TestReserves:
 class TestGrow:
     def test_a_hot_spare_brings_a_replica_back(self) -> None:
         job = shrunk(spec(min_replicas=2), 1)
-        change = the(Transition, cluster(job, nodes=[node("z", hot=True)]))
+        hot = [node("z", hot=True)]
+        asked = the(Transition, cluster(job, nodes=hot)).generation
+        assert (asked.generation, asked.phase) == (5, Phase.RUNNING)
+        assert "grows to 3 of 3 replicas" in asked.hold
+        assert none(cluster(held(job), nodes=hot), Transition)
+        change = the(Transition, cluster(held(job, 0), nodes=hot))
         assert change.generation.absent_replicas == ()
         assert [(one.slot, one.node) for one in change.slots] == [(1, "z")]
         assert change.incident is not None
@@ -265,7 +271,8 @@ class TestGrow:
     def test_whole_replicas_only(self) -> None:
         job = shrunk(spec(2, 2, min_replicas=1), 0)
         assert none(cluster(job, nodes=[node("y", hot=True), node("z")]), Transition)
-        change = the(Transition, cluster(job, nodes=[node("y", hot=True), node("z", hot=True)]))
+        hot = [node("y", hot=True), node("z", hot=True)]
+        change = the(Transition, cluster(held(job, 2), nodes=hot))
         assert [(one.slot, one.node) for one in change.slots] == [(0, "y"), (1, "z")]
 
     def test_not_before_the_first_step_without_it(self) -> None:

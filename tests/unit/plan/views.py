@@ -119,6 +119,15 @@ def said(job: JobView, number: int, **fields: Any) -> JobView:
     return replace(job, progress={**job.progress, slot.node: Progress(slot.incarnation, ranks)})
 
 
+def held(job: JobView, *slots: int) -> JobView:
+    """With a hold, and with slots whose ranks have come to the step's boundary."""
+    number = job.current.generation
+    job = replace(job, generation=replace(job.current, hold="a move"))
+    for slot in slots:
+        job = said(job, slot, generation=number, step=6, restored=number, held=number)
+    return job
+
+
 def acked(
     job: JobView,
     number: int,

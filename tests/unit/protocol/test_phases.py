@@ -30,6 +30,46 @@ def prepared(standing: Standing) -> Standing:
     return standing._replace(phase=StepPhase.PREPARED)
 
 
+HELD = RUNNING._replace(held=3)
+
+
+def test_an_agreed_stop_holds_a_rank_before_its_next_step() -> None:
+    agreed = phases.may_update(prepared(RUNNING), agreed=True, stop_after=True)
+    assert (agreed.do, agreed.standing.held) == (Do.GO, 3)
+    assert not phases.at_boundary(agreed.standing)
+    done = phases.updated(agreed.standing).standing
+    assert (done.phase, done.step) == (StepPhase.COMPUTING, 6)
+    assert phases.at_boundary(done)
+    assert phases.may_begin(done).do is Do.WAIT
+    assert phases.finish(done).do is Do.WAIT
+    assert not phases.undisturbed(done)
+    stopped = phases.on_stop(done, 4).standing
+    assert phases.may_answer(stopped).do is Do.GO
+    assert phases.at_boundary(stopped)
+    repeats = phases.on_restore(phases.may_answer(stopped).standing, 4, 6, False, False)
+    assert repeats.do is Do.REPEAT
+    on = phases.joined(repeats.standing, 4).standing
+    assert not phases.at_boundary(on)
+    assert phases.may_begin(on).do is Do.GO
+    assert phases.undisturbed(on)
+
+
+def test_a_wish_counts_only_where_the_whole_agreement_has_ended() -> None:
+    late = prepared(RUNNING)._replace(stopped=4)
+    assert phases.may_update(late, agreed=True, stop_after=True).standing.held == 0
+    assert phases.may_update(prepared(RUNNING), agreed=False, stop_after=True).do is Do.WAIT
+    # who rolls forward has not agreed, and needs not: it is stopped already
+    rolled = late._replace(answered=4, restored=4, resume_step=6)
+    assert phases.may_update(rolled, agreed=False).standing.held == 0
+
+
+def test_a_rank_without_a_group_stands_at_no_boundary() -> None:
+    assert not phases.at_boundary(Standing())
+    assert not phases.at_boundary(FRESH)
+    assert phases.at_boundary(HELD)
+    assert not phases.at_boundary(prepared(HELD))
+
+
 def test_a_stop_is_taken_once_and_older_ones_never() -> None:
     taken = phases.on_stop(RUNNING, 4)
     assert (taken.do, taken.standing.stopped) == (Do.GO, 4)

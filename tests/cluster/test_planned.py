@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned changes of a running job: the same bits as of one to which nothing happened, no step
+computed again, nobody else restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.model import Cause, JobSpec
+from tests.cluster.support import END, Run, marks, running, spec
+
+Reference = Callable[[JobSpec], list[str]]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_drained_node_leaves_at_a_step_s_boundary(reference: Reference) -> None:
+    job = spec()
+    wanted = reference(job)
+    with running(4) as cluster:
+        run = Run(cluster, job)
+        run.wait_spare()
+        run.wait_step(20)
+        leaves = run.node_of(1)
+        before = {rank: cluster.trainer(job.name, rank) for rank in (0, 2)}
+        cluster.admin.drain(leaves, "a new rack")
+        incident = run.wait_incident()
+        assert incident.cause == Cause.PLANNED.value
+        assert list(incident.nodes) == [leaves]
+        assert incident.lost_steps == 0
+        assert incident.bytes_moved > 0
+        assert marks(incident) == ["detected", "paused", "pulled", "regrouped", "first_step"]
+        assert run.node_of(1) != leaves
+        assert {rank: cluster.trainer(job.name, rank) for rank in (0, 2)} == before
+        cluster.admin.wait_nodes(
+            lambda nodes: (
+                not nodes[leaves].HasField("assignment")
+                and not nodes[leaves].HasField("spare")
+                and not nodes[leaves].node.trainers
+            ),
+            END,
+            "the drained node is empty",
+        )
+        assert cluster.trainers(leaves) == {}
+        assert run.finish() == wanted
