@@ -179,6 +179,8 @@ def _transition(action: Transition, context: Context) -> tuple[Transaction, ...]
     record: list[Write] = [Put(keys.generation(job), dump(action.generation))]
     if action.incident is not None:
         record.append(_incident(action.incident, context))
+    if action.status is not None:
+        record.append(Put(keys.job_status(job), dump(action.status)))
     frees = [Transaction((), (Delete(keys.assignment(node)),)) for node in action.unassign]
 
     whole = _join([*units, Transaction((), tuple(record)), *frees])

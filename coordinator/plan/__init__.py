@@ -98,7 +98,7 @@ def _job(
     if generation.phase is Phase.RUNNING:
         over = recover.finished(job)
         if over is not None:
-            return [over]
+            return [status.told(job, over)]
     changed = ladder.change(view, job, taken, now, settings)
     planned = changed if boundary.is_planned(changed, job) else None
     if changed is not None and planned is None:

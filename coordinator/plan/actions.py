@@ -42,6 +42,7 @@ class Transition:
     assign: tuple[Assignment, ...] = ()
     unassign: tuple[str, ...] = ()
     incident: Incident | None = None
+    status: JobStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

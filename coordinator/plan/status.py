@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.model import JobState, JobStatus, JobView, Phase, Settings
 from coordinator.plan import recover
-from coordinator.plan.actions import UpdateStatus, Wait
+from coordinator.plan.actions import Transition, UpdateStatus, Wait
 
 _ENDED = {
     Phase.FINISHED: JobState.FINISHED,
@@ -51,6 +53,12 @@ def _state(job: JobView, wait: Wait | None) -> tuple[JobState, str, int]:
     else:
         state, reason = JobState.RECOVERING, waits or generation.reason
     return state, reason, replicas
+
+
+def told(job: JobView, end: Transition) -> Transition:
+    """The job's end together with its status: the digests of the final state stand in what the
+    nodes keep in etcd, which may be gone a moment later."""
+    return replace(end, status=of(replace(job, generation=end.generation), None))
 
 
 def update(job: JobView, wait: Wait | None, now: float, settings: Settings) -> UpdateStatus | None:

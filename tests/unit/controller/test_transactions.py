@@ -119,6 +119,22 @@ def test_a_transition_is_one_transaction() -> None:
     assert value(made, "assignments/n1") == action.assign[1]
 
 
+def test_the_end_is_written_with_its_status() -> None:
+    status = JobStatus(JobState.FINISHED, "done", digests=("d",))
+    end = replace(transition(0), status=status)
+    assert value(only(end, context(view=cluster(0))), keys.job_status("demo")) == status
+
+
+def test_an_owner_that_moves_keeps_its_assignments_key() -> None:
+    view = cluster(1)
+    moving = transition(1)
+    (place,) = moving.assign
+    view = replace(view, assignments={place.node: replace(place, slot=7)}, nodes={})
+    written = only(moving, context(view=view))
+    assert value(written, keys.assignment(place.node)) == place
+    assert not any(isinstance(one, Absent) and "assignments" in one.key for one in written.guards)
+
+
 def test_a_later_generation_is_guarded_by_the_record_that_was_seen() -> None:
     made = only(transition(0, number=2), context({GENERATION: 77}))
     assert made.guards == (LEADER, Unchanged(GENERATION, 77))

@@ -149,9 +149,11 @@ class TestEnd:
         assert of(Transition, cluster(self.done(*numbers))) == []
 
     def test_finished_once_all_are(self) -> None:
-        change = the(Transition, cluster(self.done(0, 1, 2))).generation
-        assert change.phase is Phase.FINISHED
-        assert change.reason == "every rank is done at step 9"
+        end = the(Transition, cluster(self.done(0, 1, 2)))
+        assert end.generation.phase is Phase.FINISHED
+        assert end.reason == "every rank is done at step 9"
+        # with the digests, which the nodes keep in etcd only as long as their leases live
+        assert end.status == JobStatus(JobState.FINISHED, end.reason, 0, 9, 4, ("d",))
 
     def test_done_in_an_older_generation_does_not_count(self) -> None:
         job = said(self.done(0, 1), 2, generation=3, phase=DONE, step=9, digest="d")
