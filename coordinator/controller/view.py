@@ -201,7 +201,8 @@ class Observer:
 
     def verdict(self, node: str, incarnation: str, verdict: Verdict, detail: str) -> None:
         """What a direct probe said; forgotten when the incarnation is no suspect any more."""
-        if (node, incarnation) in self.suspects():
+        # Not by suspects(): it would be made anew for each of thousands of verdicts.
+        if incarnation in self._gone.get(node, ()):
             self._verdicts[node, incarnation] = (verdict, detail)
             self._suspects = None
 
