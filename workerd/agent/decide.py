@@ -39,8 +39,10 @@ def decide(orders: Orders | None, local: Local, limits: Limits | None = None) ->
     first = tuple(processes(orders, local, state, limits))
     ended = frozenset(one.instance for one in first if isinstance(one, EndTrainer))
     placed = {one.instance: one.placement for one in first if isinstance(one, PlaceTrainer)}
-    trainers = tuple(
-        replace(one, placement=placed.get(one.instance, one.placement)) for one in local.trainers
-    )
-    local = replace(local, trainers=trainers)
+    if placed:
+        trainers = tuple(
+            replace(one, placement=placed.get(one.instance, one.placement))
+            for one in local.trainers
+        )
+        local = replace(local, trainers=trainers)
     return (*first, *steer(orders, local, state, ended), *report(orders, local, state, limits))
