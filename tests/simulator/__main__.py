@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 
@@ -26,6 +27,7 @@ def main() -> int:
     )
     given = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
+    gc.disable()  # next to nothing here is part of a circle, and there is much to look through
     kinds = mix.published(given.nodes) if given.storm is None else mix.storm(given.storm)
     try:
         outcome = run(

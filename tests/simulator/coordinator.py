@@ -21,6 +21,7 @@ from coordinator.store import (
     keys,
 )
 from tests.simulator.clock import Due
+from tests.simulator.group import Violation
 from tests.simulator.store import FakeStore
 
 if TYPE_CHECKING:
@@ -33,11 +34,14 @@ _BUSY, _CALM = 4.0, 30.0  # up to this; the real one looks ten times a second
 
 
 class _Store(FakeStore):
-    """Wakes its coordinator whenever something comes in, and counts its writes."""
+    """Wakes its coordinator whenever something comes in, counts its writes, and sees that it
+    writes only while it leads."""
 
-    def __init__(self, cluster: Cluster, notice: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, name: str, notice: Callable[[], None]) -> None:
         super().__init__(cluster.etcd, prefix=cluster.prefix)
+        self._cluster = cluster
         self._notice = notice
+        self._own = cluster.prefix + keys.election(name)
         self.written = 0
 
     def _noticing(self, sink: Callable[[_E], None]) -> Callable[[_E], None]:
@@ -49,7 +53,14 @@ class _Store(FakeStore):
 
     def commit(self, guards: Sequence[Guard], writes: Sequence[Write]) -> int:
         self.written += 1
-        return super().commit(guards, writes)
+        revision = super().commit(guards, writes)
+        if not all(one.key.startswith(keys.ELECTION) for one in writes):
+            names = [self.prefix + keys.election(one.name) for one in self._cluster.coordinators]
+            standing = [self.etcd.items[key] for key in names if key in self.etcd.items]
+            first = min(standing, key=lambda one: one.create_revision, default=None)
+            if first is None or first.key != self._own:
+                raise Violation(f"{self._own} writes {writes}, but {first} leads")
+        return revision
 
     def watch(self, ranges: Sequence[str], sink: Callable[[WatchEvent], None]) -> Watch:
         return super().watch(ranges, self._noticing(sink))
@@ -110,7 +121,7 @@ class SimCoordinator:
     def start(self) -> None:
         """The process starts."""
         cluster = self.cluster
-        self.store = _Store(cluster, self._notice)
+        self.store = _Store(cluster, self.name, self._notice)
         store = self.store
 
         def prober(sink: Callable[[Probed], None]) -> Prober:

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agents' reading of one record for all of them: thousands read the same generation."""
+"""One record is read once, however many read it, and what was just written isn't parsed.
+
+Thousands of agents read the same generation, and a leader reads what thousands write; in one
+process both would be the same work again and again. The functions that do it are production's; that
+a value comes out of its bytes as it went in is tested elsewhere (``tests/property/model``).
+"""
 
 from __future__ import annotations
 
@@ -10,35 +15,68 @@ from unittest.mock import patch
 
 from google.protobuf.message import Message
 
-from coordinator.model import from_record
-from coordinator.store import KeyValue, decode
-from workerd.agent import orders
+from coordinator.controller import records
+from coordinator.model import Ack, Node, Progress, from_record, to_record
+from coordinator.store import KeyKind, KeyValue, decode, encode
+from workerd.agent import desk, orders
 
 _AT_MOST = 20_000  # records that are remembered
+_WRITTEN = {KeyKind.NODE: Node, KeyKind.ACK: Ack, KeyKind.PROGRESS: Progress}
+
+
+class _Memo:
+    def __init__(self) -> None:
+        self._load = records.load
+        self._messages: dict[tuple[type[Message], bytes], Message] = {}
+        self._values: dict[tuple[Any, int], Any] = {}
+        self._dumped: dict[bytes, Any] = {}
+        self._from: tuple[Message, Any] | None = None
+
+    # ---- reading
+
+    def decode(self, cls: type[Message], source: KeyValue) -> Message:
+        known = self._messages.get((cls, source.value))
+        if known is None:
+            if len(self._messages) >= _AT_MOST:
+                self._messages.clear()
+                self._values.clear()
+            known = self._messages[cls, source.value] = decode(cls, source)
+        return known
+
+    def from_record(self, cls: Callable[..., Any], record: Message) -> Any:
+        # By identity: the record stands in `messages` for as long as its value stands here.
+        key = (cls, id(record))
+        known = self._values.get(key)
+        if known is None:
+            known = self._values[key] = from_record(cls, record)
+        return known
+
+    # ---- what an agent writes, for the leader
+
+    def to_record(self, value: Any, record: Message) -> Message:
+        self._from = (record, value)
+        return to_record(value, record)
+
+    def encode(self, message: Message) -> bytes:
+        raw = encode(message)
+        if self._from is not None and self._from[0] is message:
+            if len(self._dumped) >= _AT_MOST:
+                self._dumped.clear()
+            self._dumped[raw] = self._from[1]
+        return raw
+
+    def load(self, kind: KeyKind, source: KeyValue) -> Any:
+        known = self._dumped.get(source.value)
+        return known if type(known) is _WRITTEN.get(kind) else self._load(kind, source)
 
 
 @contextmanager
 def decoded_once() -> Iterator[None]:
-    """In the block, ``workerd.agent.orders`` decodes the same bytes once, by its own functions."""
-    messages: dict[tuple[type[Message], bytes], Message] = {}
-    values: dict[tuple[Any, int], Any] = {}
-
-    def decode_once(cls: type[Message], source: KeyValue) -> Message:
-        known = messages.get((cls, source.value))
-        if known is None:
-            if len(messages) >= _AT_MOST:
-                messages.clear()
-                values.clear()
-            known = messages[cls, source.value] = decode(cls, source)
-        return known
-
-    def convert_once(cls: Callable[..., Any], record: Message) -> Any:
-        # By identity: the record stands in `messages` for as long as its value stands here.
-        key = (cls, id(record))
-        known = values.get(key)
-        if known is None:
-            known = values[key] = from_record(cls, record)
-        return known
-
-    with patch.multiple(orders, decode=decode_once, from_record=convert_once):
+    """In the block."""
+    memo = _Memo()
+    with (
+        patch.multiple(orders, decode=memo.decode, from_record=memo.from_record),
+        patch.multiple(desk, encode=memo.encode, to_record=memo.to_record),
+        patch.object(records, "load", memo.load),
+    ):
         yield

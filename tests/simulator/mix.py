@@ -3,9 +3,7 @@
 
 The counts are those of the Llama 3 pre-training (Grattafiori et al., "The Llama 3 Herd of Models",
 2024, arXiv:2407.21783, section 3.3.4, table 5): 419 unexpected interruptions in 54 days on 16,384
-H100, that is on 2,048 nodes of eight: 3.8 per thousand days of a node. Another cluster of that
-size, of A100 and with many small jobs, had 6.5 (Kokolis et al., "Revisiting Reliability in
-Large-Scale Machine Learning Research Clusters", 2024, arXiv:2410.21680: its RSC-1).
+H100, that is on 2,048 nodes of eight: 3.8 per thousand days of a node.
 
 What each cause does to a node, how long a machine is away, and everything that isn't in that
 table (the faults of what decides: etcd, coordinators, workerd) are assumptions.

@@ -28,7 +28,7 @@ from workerd.agent.actions import (
     StartTrainer,
 )
 from workerd.agent.decide import decide
-from workerd.agent.desk import Desk, DeskEvent
+from workerd.agent.desk import READ, REGISTER, Desk, DeskEvent
 from workerd.agent.errands import ErrandDone
 from workerd.agent.registration import Dead, Occupied, Registered
 from workerd.agent.reports import node_record
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LIMITS = Limits()
 _AGAIN = 0.5  # seconds until what failed is tried again
+_WRITTEN = 0.05  # seconds until a node looks what else is to be done after a write
 _OVERDUE = 5.0  # seconds between two looks of a node whose lease may be gone
 _MARKS = {"SendStop": "stop_sent", "SendRestore": "restore_sent", "SendRunning": "running_sent"}
 
@@ -146,6 +147,9 @@ class SimNode:
                     self.desk.errand(event)
                     if event.error is not None:
                         self.wake(_AGAIN)
+                    elif event.kind not in (READ, REGISTER):
+                        self.wake(_WRITTEN)
+                        return
                 case LeaseRenewed() | LeaseLost() | LeaseDeadlinePassed():
                     self.desk.lease(event)
                 case Listed() | Changed() | Reconnected():

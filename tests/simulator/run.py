@@ -57,7 +57,8 @@ def run(
     repair: float = 1.0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Simulate so many hours of faults. Raises Violation, with what came before it.
+    """Simulate so many hours of faults, or until Ctrl-C. Raises Violation, and says what came
+    before it.
 
     ``repair`` scales how long machines are away; ``tell`` hears how far it is.
     """
@@ -105,14 +106,20 @@ def _run(
     faults.hold = False
     until = cluster.clock.now() + hours * HOUR
     hour = 0
-    while cluster.clock.now() < until and not _over(cluster):
-        cluster.run_until(lambda: _over(cluster), min(HOUR, until - cluster.clock.now()))
-        hour += 1
-        tell(
-            f"hour {hour}: step {checks.highest}, {sum(faults.counts.values())} faults, "
-            f"{len(checks.recoveries) - 1} recoveries, {cluster.etcd.commits} writes"
-        )
+    stopped = False
+    try:
+        while cluster.clock.now() < until and not _over(cluster):
+            cluster.run_until(lambda: _over(cluster), min(HOUR, until - cluster.clock.now()))
+            hour += 1
+            tell(
+                f"hour {hour}: step {checks.highest}, {sum(faults.counts.values())} faults, "
+                f"{len(checks.recoveries) - 1} recoveries, {cluster.etcd.commits} writes"
+            )
+    except KeyboardInterrupt:
+        stopped = True
     seconds, steps = cluster.clock.now() - began, checks.highest - before
+    if stopped:
+        return seconds, steps, "stopped before its end"
     faults.end()
     well = cluster.run_until(
         lambda: _over(cluster) or (cluster.running and checks.open is None), _END

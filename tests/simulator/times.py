@@ -16,11 +16,11 @@ class Times:
 
     step: float = 6.0
     """One optimizer step. In shares of it: """
-    reduced: float = 0.85
+    reduced: float = 0.80
     """until the gradients are reduced,"""
-    agreed: float = 0.90
+    agreed: float = 0.85
     """until every rank has agreed to the update,"""
-    skew: float = 0.02
+    skew: float = 0.05
     """how much later than others a rank may come to know either,"""
     update: float = 0.03
     """and the update."""
