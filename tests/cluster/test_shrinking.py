@@ -66,7 +66,9 @@ def test_a_job_shrinks_and_grows_and_the_mean_gradient_stays_right(tmp_path: Pat
         assert run.node_of(1) == "n9"
         # nobody who was well has been started again, neither to shrink nor to grow
         assert {rank: cluster.trainer(job.name, rank) for rank in (0, 2)} == before
-        assert run.wait_incident(2).cause == Cause.PLANNED.value
+        incident = run.wait_incident(2)
+        assert incident.cause == Cause.PLANNED.value
+        assert incident.lost_steps == 0, "it grows at a step's boundary"
         (tmp_path / "gate").touch()
         run.finish()
         logs = "".join(one.read_text() for one in cluster.trainer_logs())
