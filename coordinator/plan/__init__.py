@@ -130,5 +130,5 @@ def _planned(
     if isinstance(change, Transition):
         return [boundary.at(job, change)]
     left = boundary.leave(view, job)
-    found = left if left is not None else change
+    found = left or change or ladder.smaller(job)
     return [] if found is None else [found]

@@ -81,6 +81,16 @@ def _unheld(view: ClusterView, job: JobView) -> bool:
     return bool(kept)
 
 
+def smaller(job: JobView) -> Wait | None:
+    """What a job that runs with fewer replicas than it is to have waits for."""
+    spec = job.job.spec
+    present = spec.blocks - len(arrange.absent_blocks(job))
+    if present >= arrange.wanted_blocks(job):
+        return None
+    each = f"{spec.block_slots} node{'s are' if spec.block_slots > 1 else ' is'}"
+    return Wait(spec.name, f"it grows when {each} free and warm for it")
+
+
 def restart_delay(job: JobView, settings: Settings) -> float:
     """Seconds after a generation's beginning before a trainer is started again on its node.
 

@@ -109,6 +109,7 @@ class TestShrink:
         assert "with 2 of 3 replicas" in change.reason
         status = the(UpdateStatus, cluster(shrunk(spec(min_replicas=2), 1))).status
         assert (status.state, status.replicas) == (JobState.RUNNING, 2)
+        assert "it grows when 1 node is free and warm for it" in status.reason
 
     def test_the_end_needs_only_those_that_run(self) -> None:
         job = shrunk(spec(min_replicas=2), 1)
