@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import kills, overhead, pull, recovery, scale, soak
+from benchmarks.scale import rendezvous
 from benchmarks.table import Row, table
 
 _FILE = Path(__file__).resolve().parents[1] / "build" / "bench.json"
@@ -26,6 +27,12 @@ _BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
     "kills": kills.rows,
     "scale.64": scale.of(64),
     "scale.512": scale.of(512),
+    "scale.2048": scale.of(2048),
+    "scale.10240": scale.of(10_240),
+    "rendezvous.64": rendezvous.of(64),
+    "rendezvous.512": rendezvous.of(512),
+    "rendezvous.2048": rendezvous.of(2048),
+    "rendezvous.10240": rendezvous.of(10_240),
 }
 
 _BY_NAME_ONLY = frozenset({"kills"})

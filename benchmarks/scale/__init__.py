@@ -60,11 +60,11 @@ def of(nodes: int) -> Callable[[], list[Row]]:
 
 
 def _ttl(nodes: int) -> int:
-    """Seconds of a lease: at most some 1,000 renewals a second, for all nodes together.
+    """Seconds of a lease: at most some 250 renewals a second, for all nodes together.
 
     And enough for a machine that does much else: a failure here begins with a revocation.
     """
-    return max(30, nodes * 3 // 1000)
+    return max(60, nodes * 3 // 250)
 
 
 class _Measured:

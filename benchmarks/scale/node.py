@@ -8,8 +8,9 @@ restored (a real group is a barrier: they would join after the last one). All of
 at the same ticks of one clock, and none from a node's death until RUNNING, as the agreement before
 an update has it; nobody reports a broken group, as where a machine loses its power.
 
-Left out against workerd: a node that takes a place reads its watched keys in one transaction where
-workerd lists each; a node's reads and writes go one after the other, workerd's may overlap.
+Left out against workerd: a node whose place changes watches what is new, where workerd begins the
+whole watch again with a listing of each key; and a node's reads and writes go one after the other,
+where workerd's may overlap.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import grpc
+
+from benchmarks.scale.clock import STEP, Clock, Marks
 from benchmarks.scale.wires import Wire
 from coordinator.controller import records
 from coordinator.model import (
@@ -36,7 +40,18 @@ from coordinator.model import (
     SpareAssignment,
     StepPhase,
 )
-from coordinator.store import Absent, Created, Delete, Guard, KeyValue, Put, Unchanged, Write, keys
+from coordinator.store import (
+    Absent,
+    Created,
+    Delete,
+    Guard,
+    GuardFailed,
+    KeyValue,
+    Put,
+    Unchanged,
+    Write,
+    keys,
+)
 from coordinator.store.txn import build
 from protos.etcd import rpc_pb2
 from workerd.agent import actions as do
@@ -46,57 +61,11 @@ from workerd.agent.reports import node_record, progress_interval
 from workerd.agent.standing import Owner, standing
 from workerd.agent.state import JobOrders, Limits, Local, Orders, Stopped, TrainerFacts, Written
 
-STEP = 0.5
-"""Seconds of one step."""
-
 _LIMITS = Limits()
+_AGAIN = 0.25  # seconds until what etcd could not take is tried again
 _DEVICES = (Device(DeviceKind.CPU, 0),)
 _PULLED = Pull(source="a-source", bytes=1 << 30, seconds=1.0)
 _CHANCE = random.Random(1)  # noqa: S311 - jitter
-
-
-class Clock:
-    """The job's step, the same for all nodes."""
-
-    def __init__(self, epoch: float) -> None:
-        self._epoch = epoch
-        self._stopped_at: float | None = None
-        self._generation = 0
-
-    def stop(self, at: float, generation: int) -> None:
-        """A node of a generation is dead since then: no step is agreed on any more in it."""
-        self._stopped_at, self._generation = at, generation
-
-    def go(self, generation: int) -> None:
-        """A generation runs."""
-        if generation > self._generation:
-            self._stopped_at = None
-
-    def step(self) -> int:
-        """The step now."""
-        now = time.monotonic() if self._stopped_at is None else self._stopped_at
-        return int((now - self._epoch) / STEP)
-
-    def until(self, seconds: float) -> float | None:
-        """Seconds until the next step that is at least so far away; None while there is none."""
-        if self._stopped_at is not None:
-            return None
-        now = time.monotonic() - self._epoch
-        return ((now + seconds) // STEP + 1) * STEP - now
-
-
-class Marks:
-    """When, in monotonic seconds, the first and the last node did something in a generation."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, dict[str, tuple[float, float, int]]] = {}
-
-    def set(self, generation: int, what: str) -> None:
-        """A node has just done it."""
-        now = time.monotonic()
-        marks = self.of.setdefault(generation, {})
-        first, _, count = marks.get(what, (now, now, 0))
-        marks[what] = (first, now, count + 1)
 
 
 class EmulatedNode:
@@ -132,8 +101,7 @@ class EmulatedNode:
         self._orders: Orders | None = None
         self._named: frozenset[str] = frozenset()
         self._place: tuple[str, int] | None = None
-        self._watched: tuple[str, ...] = ()
-        self._watches: list[int] = []
+        self._watched: dict[str, int] = {}
         self._ack_revisions: dict[str, int] = {}
         self._node_written: Node | None = None
         self._written: Written | None = None
@@ -163,7 +131,7 @@ class EmulatedNode:
             self._task.cancel()
         for timer in self._timers.values():
             timer.cancel()
-        self._wire.unwatch(self._watches)
+        self._wire.unwatch(list(self._watched.values()))
 
     def failed(self) -> BaseException | None:
         """What ended it, if anything but :meth:`kill` did."""
@@ -188,7 +156,13 @@ class EmulatedNode:
     async def _read(self, wanted: Sequence[str]) -> dict[str, KeyValue]:
         ranges = [rpc_pb2.RangeRequest(key=self._full(one)) for one in wanted]
         ops = [rpc_pb2.RequestOp(request_range=one) for one in ranges]
-        answer = await self._wire.txn(rpc_pb2.TxnRequest(success=ops))
+        while True:
+            try:
+                answer = await self._wire.txn(rpc_pb2.TxnRequest(success=ops))
+                break
+            except grpc.RpcError:
+                self._marks.failures += 1
+                await asyncio.sleep(_AGAIN)
         found = {}
         for key, part in zip(wanted, answer.responses, strict=True):
             for kv in part.response_range.kvs:
@@ -199,7 +173,9 @@ class EmulatedNode:
         request, _ = build(self._full, guards, writes)
         answer = await self._wire.txn(request)
         if not answer.succeeded:
-            raise RuntimeError(f"{self.name}: {writes[0].key}: a guard of {guards} failed")
+            raise GuardFailed(
+                f"{self.name}: {writes[0].key}", failed=guards, current={}, revision=0
+            )
         return int(answer.header.revision)
 
     async def _read_orders(self) -> None:
@@ -220,12 +196,13 @@ class EmulatedNode:
             if (key := keys.ack(job, self.name)) in items
         }
         ranges = watched_keys(self.name, wanted, self._place)
-        if ranges != self._watched:
-            self._wire.unwatch(self._watches)
-            self._watched = ranges
-            full = [self._full(one) for one in ranges]
-            self._watches = await self._wire.watch(full, self._changed)
-            await self._read(ranges)
+        if set(ranges) != self._watched.keys():
+            gone = [self._watched.pop(one) for one in self._watched.keys() - set(ranges)]
+            self._wire.unwatch(gone)
+            fresh = [one for one in ranges if one not in self._watched]
+            full = [self._full(one) for one in fresh]
+            made = await self._wire.watch(full, self._changed)
+            self._watched.update(zip(fresh, made, strict=True))
             self._stale = True
 
     def _parse(
@@ -275,7 +252,13 @@ class EmulatedNode:
         actions = decide(self._orders, self._local(), _LIMITS)
         for action in actions:
             if not self._of_trainer(action):
-                await self._of_etcd(action)
+                try:
+                    await self._of_etcd(action)
+                except (grpc.RpcError, GuardFailed):
+                    # As workerd: read, and decide again. It may have been carried out after all.
+                    self._marks.failures += 1
+                    await asyncio.sleep(_AGAIN)
+                    self._stale = True
         if not actions and not self._stale:
             self._await_step()
         return bool(actions) or self._stale

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.scale.node import Clock, EmulatedNode, Marks
+from benchmarks.scale.clock import Clock, Marks
+from benchmarks.scale.node import EmulatedNode
 from benchmarks.scale.wires import NODES, Wire, wires
 
 _AT_ONCE = 32
@@ -73,7 +74,9 @@ class _Played:
         for failure in failures:
             if failure is not None:
                 raise failure
-        return {str(number): marks for number, marks in self._marks.of.items()}
+        return {"failures": self._marks.failures + sum(one.broken for one in self._wires)} | {
+            str(number): marks for number, marks in self._marks.of.items()
+        }
 
 
 async def _serve(arguments: list[str]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -31,42 +31,39 @@ WIRES = 8
 _ASK = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 _PATIENCE = 60.0  # seconds that a call may take
+_AGAIN = 0.25  # seconds before a stream is opened again
 
 
 class Wire:
-    """One group's calls and streams."""
+    """One group's calls and streams. A stream that etcd ends is opened again, as nodes do."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._kv: Any = rpc_pb2_grpc.KVStub(channel)
         self._leases: Any = rpc_pb2_grpc.LeaseStub(channel)
         self._watch: Any = rpc_pb2_grpc.WatchStub(channel)
         self._requests: asyncio.Queue[rpc_pb2.WatchRequest] = asyncio.Queue()
-        self._renewals: asyncio.Queue[int] = asyncio.Queue()
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._asked: collections.deque[Callable[[], None]] = collections.deque()
+        self._renewals: asyncio.Queue[rpc_pb2.LeaseKeepAliveRequest] = asyncio.Queue()
+        self._watched: dict[int, tuple[bytes, Callable[[], None]]] = {}
         self._creating: dict[int, asyncio.Future[None]] = {}
+        self._asked: collections.deque[Callable[[], None]] = collections.deque()
         self._last = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.lost: set[int] = set()
         """Leases of which etcd said that they are gone."""
+        self.broken = 0
+        """Streams that etcd has ended."""
 
     def open(self) -> None:
         """Begin the two streams."""
-        watch = self._watch.Watch()
-        leases = self._leases.LeaseKeepAlive()
         for work in (
-            self._send(watch, self._requests, lambda request: request),
-            self._send(leases, self._renewals, lambda one: rpc_pb2.LeaseKeepAliveRequest(ID=one)),
-            self._hear_events(watch),
-            self._hear_renewals(leases),
+            self._keep(self._watch.Watch, self._requests, self._hear_events),
+            self._keep(self._leases.LeaseKeepAlive, self._renewals, self._hear_renewals),
         ):
             self._tasks.append(asyncio.ensure_future(work))
 
     def failed(self) -> BaseException | None:
-        """Why one of the streams has ended; None while all live."""
-        ended = [one.exception() for one in self._tasks if one.done()]
-        told = [one for one in ended if isinstance(one, grpc.RpcError)]
-        return (*told, *ended, None)[0] or (EOFError("etcd ended a stream") if ended else None)
+        """What has ended a stream for good, if anything."""
+        return next((one.exception() for one in self._tasks if one.done()), None)
 
     async def txn(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
         """One transaction. Raises grpc.RpcError."""
@@ -79,7 +76,7 @@ class Wire:
 
     def renew(self, lease: int) -> None:
         """Send one renewal."""
-        self._renewals.put_nowait(lease)
+        self._renewals.put_nowait(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
 
     async def watch(self, keys: Sequence[bytes], listener: Callable[[], None]) -> list[int]:
         """Watch keys: ``listener`` is called when some have changed and etcd has said, asked for
@@ -87,42 +84,69 @@ class Wire:
         once etcd has the watchers.
         """
         made = []
-        created = []
         for key in keys:
             self._last += 1
-            start, end = span(key)
-            create = rpc_pb2.WatchCreateRequest(
-                key=start, range_end=end, progress_notify=True, watch_id=self._last, fragment=True
-            )
-            self._requests.put_nowait(rpc_pb2.WatchRequest(create_request=create))
-            self._listeners[self._last] = listener
-            self._creating[self._last] = asyncio.get_running_loop().create_future()
-            created.append(self._creating[self._last])
             made.append(self._last)
-        await asyncio.gather(*created)
+            self._watched[self._last] = key, listener
+            self._creating[self._last] = asyncio.get_running_loop().create_future()
+            self._create(self._last, key)
+        await asyncio.gather(*(self._creating[one] for one in made))
+        for one in made:
+            del self._creating[one]
         return made
 
     def unwatch(self, watches: Sequence[int]) -> None:
         """End watches."""
         for one in watches:
-            self._listeners.pop(one, None)
+            self._watched.pop(one, None)
             cancel = rpc_pb2.WatchCancelRequest(watch_id=one)
             self._requests.put_nowait(rpc_pb2.WatchRequest(cancel_request=cancel))
 
-    async def _send(
-        self, call: Any, queue: asyncio.Queue[Any], message: Callable[[Any], Any]
+    def _create(self, number: int, key: bytes) -> None:
+        start, end = span(key)
+        create = rpc_pb2.WatchCreateRequest(
+            key=start, range_end=end, progress_notify=True, watch_id=number, fragment=True
+        )
+        self._requests.put_nowait(rpc_pb2.WatchRequest(create_request=create))
+
+    async def _keep(
+        self,
+        begin: Callable[[], Any],
+        queue: asyncio.Queue[Any],
+        hear: Callable[[Any], Coroutine[Any, Any, None]],
     ) -> None:
         while True:
-            await call.write(message(await queue.get()))
+            call = begin()
+            sending = asyncio.ensure_future(self._send(call, queue))
+            try:
+                await hear(call)
+            except grpc.RpcError:
+                self.broken += 1
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await asyncio.sleep(_AGAIN)
+            if queue is self._requests:
+                self._watch_again()
+
+    def _watch_again(self) -> None:
+        """On a new stream: all watches, and all who may have missed something."""
+        while not self._requests.empty():
+            self._requests.get_nowait()
+        self._asked.clear()
+        for number, (key, listener) in self._watched.items():
+            self._create(number, key)
+            listener()
+
+    async def _send(self, call: Any, queue: asyncio.Queue[Any]) -> None:
+        while True:
+            await call.write(await queue.get())
 
     async def _hear_events(self, call: Any) -> None:
         async for answer in call:
-            if answer.created:
-                self._creating.pop(answer.watch_id).set_result(None)
-                continue
-            if answer.canceled:
-                continue
-            listener = self._listeners.get(answer.watch_id)
+            creating = self._creating.get(answer.watch_id)
+            if answer.created and creating is not None and not creating.done():
+                creating.set_result(None)
+            _, listener = self._watched.get(answer.watch_id, (b"", None))
             if answer.events and listener is not None:
                 if listener not in self._asked:
                     self._asked.append(listener)
