@@ -62,6 +62,8 @@ class Cluster:
         self.clock = Clock()
         self.etcd = FakeEtcd(self.clock, seed, quiet=True)
         self.probes = 0
+        self.rolled_forward = 0
+        """Updates that ranks have applied because another one had."""
         self.groups: dict[int, Group] = {}
         self.nodes: dict[str, SimNode] = {}
         self._instances = 0

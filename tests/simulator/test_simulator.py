@@ -6,23 +6,32 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
 from coordinator.model import JobSpec, JobState, Phase
+from coordinator.plan import recover
 from tests.simulator import mix
 from tests.simulator.cluster import Cluster
 from tests.simulator.faults import Faults
 from tests.simulator.memo import decoded_once
 from tests.simulator.run import Outcome, report, run
+from tests.simulator.times import Times
 
 HOLDER = JobSpec(
     name="job", command=("train",), replicas=4, shard_positions=2, spares=2, restarts=1000
 )
 
+SLOW = Times(reduced=0.4, agreed=0.6, skew=0.2, update=0.1)
+"""Ranks that take long to agree: many stops come to them meanwhile."""
 
-def begun(seed: int = 0, spec: JobSpec = HOLDER, nodes: int = 10) -> tuple[Cluster, Faults]:
+
+def begun(
+    seed: int = 0, spec: JobSpec = HOLDER, nodes: int = 10, times: Times | None = None
+) -> tuple[Cluster, Faults]:
     """A small cluster whose job runs, with hot spares."""
-    cluster = Cluster(nodes, seed, spec=spec)
+    cluster = Cluster(nodes, seed, spec=spec, times=times)
     assert cluster.run_until(lambda: bool(cluster.checks.recoveries), 3600)
     cluster.clock.run_until(cluster.clock.now() + 200)
     return cluster, Faults(cluster, ())
@@ -115,6 +124,36 @@ def test_a_job_is_lost_only_with_the_last_holder_of_a_position() -> None:
         assert cluster.run_until(lost, 600), cluster.status()
         assert checks.generation is not None
         assert "shard positions 1" in checks.generation.reason
+
+
+def stopped_in_the_middle(cluster: Cluster) -> None:
+    """Many stops come to a group that nothing disturbs, some while its ranks agree.
+
+    Each time a workerd stands still: its node is given up while its trainer goes on.
+    """
+    for number in range(12):
+        cluster.clock.run_until(cluster.clock.now() + 60 + 1.7 * number)
+        node = cluster.nodes[cluster.checks.owner(number % cluster.spec.slots)]
+        node.hush()
+        recovered(cluster, number + 1)
+        node.mend()
+
+
+def test_who_has_agreed_rolls_forward() -> None:
+    with decoded_once():
+        cluster, _ = begun(times=SLOW)
+        stopped_in_the_middle(cluster)
+        assert cluster.rolled_forward > 0
+
+
+def test_a_resume_step_that_is_too_low_is_noticed() -> None:
+    with (
+        decoded_once(),
+        patch.object(recover, "resume_step", lambda held: min(one.step for one in held)),
+    ):
+        cluster, _ = begun(times=SLOW)
+        with pytest.raises(AssertionError, match="the protocol was violated"):
+            stopped_in_the_middle(cluster)
 
 
 def test_training_goes_on_while_etcd_is_away() -> None:

@@ -138,6 +138,7 @@ class SimTrainer:
         verdict = phases.may_update(self.standing, agreed=False)
         if verdict.do is Do.GO:
             self.standing = verdict.standing
+            self.cluster.rolled_forward += 1
             self._after(self.times.update * self.times.step, self._updated)
 
     def _updated(self) -> None:
