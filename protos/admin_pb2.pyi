@@ -403,6 +403,32 @@ class ResumeRecoveryRequest(_message.Message):
 Global___ResumeRecoveryRequest: _TypeAlias = ResumeRecoveryRequest  # noqa: Y015
 
 @_typing.final
+class ScaleJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    replicas: _builtins.int
+    """from min_replicas to what the job was submitted with"""
+    dry_run: _builtins.bool
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        replicas: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "job", b"job", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleJobRequest: _TypeAlias = ScaleJobRequest  # noqa: Y015
+
+@_typing.final
 class PlannedAction(_message.Message):
     """What the planner would do at this moment, and why."""
 

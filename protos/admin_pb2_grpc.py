@@ -89,6 +89,11 @@ class AdminStub(object):
                 request_serializer=protos_dot_admin__pb2.ResumeRecoveryRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
                 _registered_method=True)
+        self.ScaleJob = channel.unary_unary(
+                '/hotspare.v1.Admin/ScaleJob',
+                request_serializer=protos_dot_admin__pb2.ScaleJobRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ChangeResponse.FromString,
+                _registered_method=True)
         self.ExplainJob = channel.unary_unary(
                 '/hotspare.v1.Admin/ExplainJob',
                 request_serializer=protos_dot_admin__pb2.ExplainJobRequest.SerializeToString,
@@ -176,6 +181,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScaleJob(self, request, context):
+        """So many replicas are to run, from a step's boundary on; nobody of the others is restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainJob(self, request, context):
         """What the leader does for a job now, or why it doesn't.
         """
@@ -245,6 +257,11 @@ def add_AdminServicer_to_server(servicer, server):
             'ResumeRecovery': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeRecovery,
                     request_deserializer=protos_dot_admin__pb2.ResumeRecoveryRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
+            ),
+            'ScaleJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScaleJob,
+                    request_deserializer=protos_dot_admin__pb2.ScaleJobRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.ChangeResponse.SerializeToString,
             ),
             'ExplainJob': grpc.unary_unary_rpc_method_handler(
@@ -554,6 +571,33 @@ class Admin(object):
             target,
             '/hotspare.v1.Admin/ResumeRecovery',
             protos_dot_admin__pb2.ResumeRecoveryRequest.SerializeToString,
+            protos_dot_admin__pb2.ChangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScaleJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.Admin/ScaleJob',
+            protos_dot_admin__pb2.ScaleJobRequest.SerializeToString,
             protos_dot_admin__pb2.ChangeResponse.FromString,
             options,
             channel_credentials,

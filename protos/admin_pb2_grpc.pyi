@@ -49,6 +49,8 @@ class AdminStub:
     PauseRecovery: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseRecoveryRequest, _admin_pb2.ChangeResponse]
     """Nothing is decided for the job but its end: nobody is declared dead or replaced."""
     ResumeRecovery: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResumeRecoveryRequest, _admin_pb2.ChangeResponse]
+    ScaleJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ScaleJobRequest, _admin_pb2.ChangeResponse]
+    """So many replicas are to run, from a step's boundary on; nobody of the others is restarted."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainJobRequest, _admin_pb2.ExplainJobResponse]
     """What the leader does for a job now, or why it doesn't."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.Event]
@@ -74,6 +76,8 @@ class AdminAsyncStub(AdminStub):
     PauseRecovery: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseRecoveryRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
     """Nothing is decided for the job but its end: nobody is declared dead or replaced."""
     ResumeRecovery: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResumeRecoveryRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    ScaleJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.ScaleJobRequest, _admin_pb2.ChangeResponse]  # type: ignore[assignment]
+    """So many replicas are to run, from a step's boundary on; nobody of the others is restarted."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainJobRequest, _admin_pb2.ExplainJobResponse]  # type: ignore[assignment]
     """What the leader does for a job now, or why it doesn't."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchEventsRequest, _admin_pb2.Event]  # type: ignore[assignment]
@@ -162,6 +166,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ResumeRecoveryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ScaleJob(
+        self,
+        request: _admin_pb2.ScaleJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeResponse, _abc.Awaitable[_admin_pb2.ChangeResponse]]:
+        """So many replicas are to run, from a step's boundary on; nobody of the others is restarted."""
 
     @_abc_1.abstractmethod
     def ExplainJob(

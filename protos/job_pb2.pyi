@@ -116,6 +116,7 @@ class Job(_message.Message):
     SUBMITTED_NS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RECOVERY_PAUSED_FIELD_NUMBER: _builtins.int
+    WANTED_REPLICAS_FIELD_NUMBER: _builtins.int
     spec_revision: _builtins.int
     stop: _builtins.str
     """why the operator wants it ended; empty when not"""
@@ -125,6 +126,8 @@ class Job(_message.Message):
     """of the submission: the same request submits once"""
     recovery_paused: _builtins.str
     """why nothing is decided for it but its end; empty when not"""
+    wanted_replicas: _builtins.int
+    """how many an operator wants to run; 0: all that the spec has"""
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     def __init__(
@@ -136,10 +139,11 @@ class Job(_message.Message):
         submitted_ns: _builtins.int = ...,
         request_id: _builtins.str = ...,
         recovery_paused: _builtins.str = ...,
+        wanted_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["recovery_paused", b"recovery_paused", "request_id", b"request_id", "spec", b"spec", "spec_revision", b"spec_revision", "stop", b"stop", "submitted_ns", b"submitted_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["recovery_paused", b"recovery_paused", "request_id", b"request_id", "spec", b"spec", "spec_revision", b"spec_revision", "stop", b"stop", "submitted_ns", b"submitted_ns", "wanted_replicas", b"wanted_replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

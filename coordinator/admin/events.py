@@ -154,6 +154,9 @@ def _job(name: str, old: Job | None, new: Job | None) -> Iterator[Happening]:
         yield Happening("job.submitted", message, job=name, time_ns=new.submitted_ns)
     if new.stop and (old is None or not old.stop):
         yield Happening("job.stopping", new.stop, job=name)
+    if old is not None and new.wanted != old.wanted:
+        message = f"{new.wanted} replicas are to run, not {old.wanted}"
+        yield Happening("job.scaled", message, job=name)
     was = old.recovery_paused if old is not None else ""
     if new.recovery_paused and not was:
         yield Happening("recovery.paused", new.recovery_paused, job=name)

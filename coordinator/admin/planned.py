@@ -18,7 +18,7 @@ from coordinator.admin.refusal import Refused
 from coordinator.admin.writes import NO_REASON, TRIES, deposed, refuse_too_long
 from coordinator.controller import records
 from coordinator.controller.leader import Seen
-from coordinator.model import ClusterView, Job, JobStatus, NodeFlags, to_record
+from coordinator.model import ClusterView, Job, JobSpec, JobStatus, NodeFlags, to_record
 from coordinator.plan import explain, plan
 from coordinator.store import (
     Absent,
@@ -97,6 +97,31 @@ def pause_recovery(request: admin_pb2.PauseRecoveryRequest) -> OfJob:
 def resume_recovery(request: admin_pb2.ResumeRecoveryRequest) -> OfJob:
     """All that was held back is decided now."""
     return OfJob(request.job, lambda job: replace(job, recovery_paused=""))
+
+
+def scale(request: admin_pb2.ScaleJobRequest) -> OfJob:
+    """So many replicas are to run."""
+
+    def scaled(job: Job) -> Job:
+        spec, wanted = job.spec, request.replicas
+        if wanted % spec.block_replicas or not spec.fewest <= wanted <= spec.replicas:
+            raise Refused(
+                _Code.FAILED_PRECONDITION,
+                f"replicas = {wanted}: job {spec.name!r} can run with {_range(spec)}",
+            )
+        return replace(job, wanted_replicas=0 if wanted == spec.replicas else wanted)
+
+    return OfJob(request.job, scaled)
+
+
+def _range(spec: JobSpec) -> str:
+    """The numbers of replicas that a job can have, and why."""
+    each = spec.block_replicas
+    if spec.fewest == spec.replicas:
+        return f"{spec.replicas} replicas only: its min_replicas is not set lower"
+    lowest = -(-spec.fewest // each) * each
+    text = f"{lowest} (its min_replicas) to {spec.replicas} replicas"
+    return text if each == 1 else f"{text}, in steps of {each}: so many fill whole nodes"
 
 
 # ---- done

@@ -199,6 +199,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         here = self._change(lambda: planned.resume_recovery(request), dry_run=request.dry_run)
         return self._by_leader(request, context, here, lambda stub: stub.ResumeRecovery)
 
+    def ScaleJob(
+        self, request: admin_pb2.ScaleJobRequest, context: grpc.ServicerContext
+    ) -> admin_pb2.ChangeResponse:
+        here = self._change(lambda: planned.scale(request), dry_run=request.dry_run)
+        return self._by_leader(request, context, here, lambda stub: stub.ScaleJob)
+
     def ExplainJob(
         self, request: admin_pb2.ExplainJobRequest, context: grpc.ServicerContext
     ) -> admin_pb2.ExplainJobResponse:

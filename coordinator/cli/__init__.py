@@ -139,6 +139,13 @@ _CHANGES: tuple[tuple[str, str, bool, str], ...] = (
         True,
         "let nothing be decided for a job but its end: nobody is declared dead or replaced",
     ),
+    (
+        "scale",
+        "JOB",
+        False,
+        "let a job run with so many replicas, from a step's boundary on; from its min_replicas to "
+        "what it was submitted with",
+    ),
     ("resume-recovery", "JOB", False, "let everything be decided for a job again"),
 )
 
@@ -147,6 +154,8 @@ def _add_changes(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
     for name, of, has_reason, text in _CHANGES:
         command = add(name, text)
         command.add_argument(of.lower(), metavar=of)
+        if name == "scale":
+            command.add_argument("replicas", type=int, metavar="REPLICAS")
         if has_reason:
             command.add_argument(
                 "--reason", metavar="TEXT", default="", help=f"why; shown with the {of.lower()}"

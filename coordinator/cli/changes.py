@@ -90,6 +90,18 @@ def resume_recovery(arguments: argparse.Namespace) -> int:
     )
 
 
+def scale(arguments: argparse.Namespace) -> int:
+    """Let a job run with so many replicas."""
+    request = admin_pb2.ScaleJobRequest(
+        job=arguments.job, replicas=arguments.replicas, dry_run=arguments.dry_run
+    )
+    return _change(
+        arguments,
+        lambda stub, timeout: stub.ScaleJob(request, timeout=timeout),
+        f"job {arguments.job} is to run with {arguments.replicas} replicas",
+    )
+
+
 def _change(arguments: argparse.Namespace, ask: _Ask, done: str) -> int:
     with client(arguments) as coordinator:
         answer = coordinator.call(ask)

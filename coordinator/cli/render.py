@@ -94,7 +94,8 @@ def job(answer: admin_pb2.JobDescription) -> str:
     facts.append(
         (
             "replicas",
-            f"{status.replicas} of {spec.replicas} run, {spec.ranks_per_node} ranks a node, "
+            f"{status.replicas} of {answer.job.wanted_replicas or spec.replicas} run, "
+            f"{spec.ranks_per_node} ranks a node, "
             f"{spec.spares} spares wanted",
         )
     )

@@ -79,6 +79,12 @@ class Job:
     submitted_ns: int = 0
     request_id: str = ""
     recovery_paused: str = ""
+    wanted_replicas: int = 0
+
+    @property
+    def wanted(self) -> int:
+        """How many replicas are to run when there are nodes for them."""
+        return self.wanted_replicas or self.spec.replicas
 
 
 class JobState(IntEnum):

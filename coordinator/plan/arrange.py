@@ -48,7 +48,7 @@ class Arrangement:
 
 def wanted_blocks(job: JobView) -> int:
     """How many blocks the job is to have when there are nodes for them."""
-    return job.job.spec.blocks
+    return job.job.wanted // job.job.spec.block_replicas
 
 
 def absent_blocks(job: JobView) -> frozenset[int]:

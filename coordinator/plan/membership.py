@@ -66,7 +66,8 @@ def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait
     kept = {
         one.slot: one.node for one in holders.owners(job) if view.alive(one.node, one.incarnation)
     }
-    open_slots = [number for number in range(spec.slots) if number not in kept]
+    count = job.job.wanted // spec.block_replicas * spec.block_slots
+    open_slots = [number for number in range(count) if number not in kept]
     pool = Pool(view, spec, found, kept)
     if len(pool) < len(open_slots):
         refused = [
@@ -82,7 +83,12 @@ def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait
         if number in job.slots:
             build.free(job.slots[number])
         build.place(number, pool.take(number))
-    return build.transition(None, f"start on {spec.slots} nodes")
+    for number in range(count, spec.slots):
+        if number in kept:
+            build.free(job.slots[number])
+        build.empty(number)
+    absent = tuple(range(job.job.wanted, spec.replicas))
+    return build.transition(None, f"start on {count} nodes", absent=absent)
 
 
 def regroup(view: ClusterView, job: JobView, cause: Cause, why: str) -> Transition:

@@ -5,6 +5,7 @@ computed again, nobody else restarted."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -45,3 +46,26 @@ def test_a_drained_node_leaves_at_a_step_s_boundary(reference: Reference) -> Non
         )
         assert cluster.trainers(leaves) == {}
         assert run.finish() == wanted
+
+
+def test_a_job_is_scaled_down_and_up_again_without_a_restart() -> None:
+    job = replace(spec(steps=100_000, spares=0), min_replicas=2)
+    with running(3) as cluster:
+        run = Run(cluster, job)
+        run.wait_step(20)
+        before = {rank: cluster.trainer(job.name, rank) for rank in (0, 1)}
+        leaves = run.node_of(2)
+        cluster.admin.scale(job.name, 2)
+        smaller = run.wait_incident()
+        assert (smaller.cause, smaller.lost_steps) == (Cause.PLANNED.value, 0)
+        assert run.describe().status.replicas == 2
+        cluster.admin.wait_nodes(
+            lambda nodes: not nodes[leaves].HasField("assignment"), END, "the node is free"
+        )
+        cluster.admin.scale(job.name, 3)
+        larger = run.wait_incident(2)
+        assert (larger.cause, larger.lost_steps) == (Cause.PLANNED.value, 0)
+        assert larger.bytes_moved > 0
+        assert {rank: cluster.trainer(job.name, rank) for rank in (0, 1)} == before
+        seen = run.wait_step(larger.resume_step + 20)
+        assert (seen.status.generation, seen.status.replicas) == (3, 3)

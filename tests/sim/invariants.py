@@ -167,7 +167,8 @@ def _planned(world: World, new: Generation) -> None:
 
 
 def _by_operator(fault: str) -> bool:
-    return fault.endswith(("is cordoned", "is drained", "is replaced", "is paused"))
+    words = ("is cordoned", "is drained", "is replaced", "is paused", "is scaled to")
+    return any(one in fault for one in words)
 
 
 def holders(world: World) -> dict[int, list[Process]]:

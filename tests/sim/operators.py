@@ -59,8 +59,23 @@ def pause(world: World) -> Iterator[Move]:
         yield "*** recovery is paused", partial(_recovery, world, "look first")
 
 
+def scale(world: World) -> Iterator[Move]:
+    """Another number of replicas is to run."""
+    spec, job = world.spec, world.etcd.get(keys.job_spec(JOB))
+    for count in range(spec.fewest, spec.replicas + 1, spec.block_replicas):
+        if count != job.wanted:
+            yield f"*** the job is scaled to {count}", partial(_scaled, world, count)
+
+
+def _scaled(world: World, count: int) -> World:
+    job = replace(world.etcd.get(keys.job_spec(JOB)), wanted_replicas=count)
+    etcd = world.etcd.commit([], [put(keys.job_spec(JOB), job)])
+    assert etcd is not None
+    return replace(world, etcd=etcd)
+
+
 ALL: Mapping[str, Callable[[World], Iterator[Move]]] = {
-    one.__name__: one for one in (cordon, drain, substitute, pause)
+    one.__name__: one for one in (cordon, drain, substitute, pause, scale)
 }
 
 
@@ -70,6 +85,8 @@ def undone(world: World) -> Iterator[Move]:
         if kept_off(world, name):
             marks = {"cordoned": "", "draining": "", "replacing": ""}
             yield f"{name} is uncordoned", partial(_flag, world, name, **marks)
+    if world.etcd.get(keys.job_spec(JOB)).wanted_replicas:
+        yield "the job is scaled back", partial(_scaled, world, 0)
     if world.etcd.get(keys.job_spec(JOB)).recovery_paused:
         yield "recovery is resumed", partial(_recovery, world, "")
 

@@ -18,7 +18,8 @@ from tests.sim.world import JOB, World
 SHAPES = {
     "3x1": Shape(3, steps=4),
     "2x2": Shape(2, 2, steps=4),
-    "4x1 on 2 nodes": Shape(4, 1, 2, steps=4),
+    "4x1 on 2 nodes": Shape(4, 1, 2, steps=4, fewest=2),
+    "3x1, 2 enough": Shape(3, steps=6, fewest=2),
 }
 
 
@@ -48,6 +49,19 @@ def test_a_drained_node_s_place_is_taken_by_the_spare(kind: str) -> None:
         generation = world.etcd.get(keys.generation(JOB))
         assert generation.generation == 1 + len(planned)
     assert replaced > 10, "it never came to it"
+
+
+def test_a_job_is_scaled_down_and_up_again() -> None:
+    """Often before it ends: by nodes that leave and come back at a step's boundary."""
+    sizes = set()
+    for seed in range(30):
+        world, end = run(Shape(3, steps=8, spares=1, fewest=1), Plan(("scale", "scale")), seed)
+        assert end == "FINISHED"
+        planned = [one for one in incidents(world) if one.cause is Cause.PLANNED]
+        assert all(one.lost_steps == 0 for one in planned)
+        joined = world.history.joined
+        sizes |= {len(joined[number]) for number in joined}
+    assert sizes == {1, 2, 3}
 
 
 PAIRS = sorted(

@@ -75,6 +75,11 @@ class Admin:
         request = admin_pb2.DrainNodeRequest(node=node, reason=reason)
         self._call(lambda stub, left: stub.DrainNode(request, timeout=left), timeout)
 
+    def scale(self, job: str, replicas: int, timeout: float = 20.0) -> None:
+        """Let a job run with so many replicas."""
+        request = admin_pb2.ScaleJobRequest(job=job, replicas=replicas)
+        self._call(lambda stub, left: stub.ScaleJob(request, timeout=left), timeout)
+
     def describe(self, job: str, timeout: float = 20.0) -> admin_pb2.JobDescription:
         """All about a job."""
         request = admin_pb2.DescribeJobRequest(job=job)

@@ -187,7 +187,10 @@ class Cluster:
             offer = Rendezvous("127.0.0.1:1", f"{node.name}.{generation.generation}")
         fresh = "" if generation.last_running_generation else "digest"
         ranks = []
+        stands = any(one.held == generation.generation - 1 for one in self.nodes.values())
         for local, instance in enumerate(instances):
+            if stands and instance in node.state:
+                self._come_to_boundary(node, instance)
             held = node.state.get(instance)
             ranks.append(
                 RankAck(
@@ -198,7 +201,7 @@ class Cluster:
                     initial_digest=fresh if held is None else "",
                     shard_address="127.0.0.1:2",
                     offer=offer if local == 0 else None,
-                    held=held is not None and node.held == generation.generation - 1,
+                    held=held is not None and stands,
                 )
             )
         trainers = tuple(
@@ -226,7 +229,9 @@ class Cluster:
         for local, instance in enumerate(instances):
             if generation.phase is Phase.RESTORE:
                 node.state[instance] = generation.resume_step
-            elif not generation.hold:
+            elif generation.hold:
+                self._come_to_boundary(node, instance)
+            else:
                 node.state[instance] += 1
             ranks.append(
                 RankProgress(
@@ -241,6 +246,11 @@ class Cluster:
             )
         progress = Progress(node.incarnation, tuple(ranks), 10.0)
         node.write(keys.progress(spec.name, node.name), progress)
+
+    def _come_to_boundary(self, node: FakeNode, instance: str) -> None:
+        """Nodes step one after the other here: who is behind has been PREPARED as well."""
+        steps = [step for one in self.nodes.values() if one.alive for step in one.state.values()]
+        node.state[instance] = max(steps)
 
     def finish(self, job: str = "demo") -> None:
         """Every rank is done with its script, all at the same step."""

@@ -154,6 +154,11 @@ def test_planned_changes_and_why(operator: Operator, cluster: Cluster) -> None:
     cluster.runs(after=1)
     cluster.wait(lambda: "drained" in operator.ok("nodes"), "n1 is empty", play=True)
     assert "FAILED_PRECONDITION" in operator.run("replace", "n1").stderr
+    done = operator.run("scale", "demo", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "FAILED_PRECONDITION: replicas = 1: job 'demo' can run with 2 replicas" in done.stderr
+    said = "job demo is to run with 2 replicas, as before\n"
+    assert operator.ok("scale", "demo", "2") == said
     assert operator.json("pause-recovery", "demo", "--reason", "look first")["changed"] is True
     assert "paused: look first" in operator.ok("status", "demo")
     assert "paused: look first" in operator.ok("explain", "demo")

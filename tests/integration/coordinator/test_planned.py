@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -56,6 +57,11 @@ def pause(job: str = "demo", reason: str = "", dry_run: bool = False) -> Call:
 def resume(job: str = "demo", dry_run: bool = False) -> Call:
     request = admin_pb2.ResumeRecoveryRequest(job=job, dry_run=dry_run)
     return lambda stub: stub.ResumeRecovery(request, timeout=SOON)
+
+
+def scale(replicas: int, job: str = "demo", dry_run: bool = False) -> Call:
+    request = admin_pb2.ScaleJobRequest(job=job, replicas=replicas, dry_run=dry_run)
+    return lambda stub: stub.ScaleJob(request, timeout=SOON)
 
 
 def explain(job: str = "demo") -> Call:
@@ -217,6 +223,46 @@ def test_a_drain_goes_on_under_the_next_leader(follower: Coordinator, cluster: C
     assert [one.lost_steps for one in cluster.incidents()] == [0]
 
 
+def test_a_job_is_scaled_down_and_up(follower: Coordinator, cluster: Cluster) -> None:
+    cluster.add_nodes("n0", "n1", "n2")
+    cluster.submit(replace(DEMO, replicas=3, spares=0, min_replicas=2), follower)
+    before = cluster.runs()
+    cluster.wait(lambda: cluster.status().step > 1, "it has committed", play=True)
+    for wrong in (0, 1, 4):
+        for dry_run in (False, True):
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(follower, scale(wrong, dry_run=dry_run))
+            message = refused(caught, Code.FAILED_PRECONDITION)
+            assert message == (
+                f"replicas = {wrong}: job 'demo' can run with 2 (its min_replicas) to 3 replicas"
+            )
+    (told,) = ask(follower, scale(2, dry_run=True)).plan
+    assert "the job shrinks to 2 of 3 replicas" in told.reason
+    assert not ask(follower, scale(3)).changed
+    assert ask(follower, scale(2)).changed
+    assert not ask(follower, scale(2)).changed
+    smaller = cluster.runs(after=before.generation)
+    assert smaller.absent_replicas == (2,)
+    cluster.wait(lambda: cluster.load(keys.assignment("n2")) is None, "n2 is free", play=True)
+    cluster.wait(lambda: cluster.status().replicas == 2, "the status says so", play=True)
+    cluster.wait(lambda: not ask(follower, explain()).actions, "all is done", play=True)
+    assert ask(follower, scale(3)).changed
+    larger = cluster.runs(after=smaller.generation)
+    assert larger.absent_replicas == ()
+    cluster.wait(lambda: all(one.closed for one in cluster.incidents()), "all is over", play=True)
+    assert [(one.cause, one.lost_steps) for one in cluster.incidents()] == [(Cause.PLANNED, 0)] * 2
+
+
+def test_a_job_without_a_minimum_is_not_scaled(follower: Coordinator, cluster: Cluster) -> None:
+    cluster.submit(DEMO, follower)
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(follower, scale(1))
+    message = refused(caught, Code.FAILED_PRECONDITION)
+    assert message == (
+        "replicas = 1: job 'demo' can run with 2 replicas only: its min_replicas is not set lower"
+    )
+
+
 def test_a_paused_job_is_left_alone_until_it_is_resumed(
     follower: Coordinator, cluster: Cluster
 ) -> None:
@@ -300,6 +346,7 @@ def refused(caught: pytest.ExceptionInfo[grpc.RpcError], code: grpc.StatusCode) 
         (pause("nope"), Code.NOT_FOUND, "there is no job 'nope'"),
         (pause("nope", dry_run=True), Code.NOT_FOUND, "there is no job 'nope'"),
         (resume("nope"), Code.NOT_FOUND, "there is no job 'nope'"),
+        (scale(1, "nope"), Code.NOT_FOUND, "there is no job 'nope'"),
         (explain("nope"), Code.NOT_FOUND, "there is no job 'nope'"),
         (cordon("A B"), Code.INVALID_ARGUMENT, "node 'A B': must be"),
         (uncordon("", dry_run=True), Code.INVALID_ARGUMENT, "node ''"),

@@ -146,6 +146,14 @@ def test_a_job() -> None:
     assert not told(key, JOB, None)
 
 
+def test_another_number_of_replicas() -> None:
+    key, scaled = keys.job_spec("demo"), replace(JOB, wanted_replicas=1)
+    assert told(key, JOB, scaled) == [
+        Happening("job.scaled", "1 replicas are to run, not 2", "demo")
+    ]
+    assert kinds(key, scaled, JOB) == ["job.scaled"]
+
+
 def test_the_pause_of_a_job_s_recovery() -> None:
     key, paused = keys.job_spec("demo"), replace(JOB, recovery_paused="careful")
     assert told(key, JOB, paused) == [Happening("recovery.paused", "careful", "demo")]

@@ -23,7 +23,7 @@ def usage(run: object, *arguments: str) -> int:
 
 
 COMMANDS = ["submit", "status", "nodes", "events", "stop", "demo", "explain"]
-COMMANDS += ["drain", "replace", "cordon", "uncordon", "pause-recovery", "resume-recovery"]
+COMMANDS += ["scale", "drain", "replace", "cordon", "uncordon", "pause-recovery", "resume-recovery"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -43,6 +43,8 @@ def test_every_command_has_its_help(command: str, capsys: pytest.CaptureFixture[
         ("stop",),
         ("explain",),
         ("cordon", "--dry-run"),
+        ("scale", "demo"),
+        ("scale", "demo", "many"),
         ("uncordon", "n0", "--reason", "none is taken"),
         ("status", "--output", "xml"),
         ("status", "--coordinator", "nowhere"),
