@@ -235,6 +235,8 @@ def main() -> None:
                 loss = loss * (1 + torch.rand(()))
                 loss.backward()
                 faults.at("backward", job)
+                if KIND == "sharded":  # over the replica by DTensor's collectives
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 job.commit(optimizer)
                 if isinstance(net := getattr(model, "module", model), Grid):
                     net.check()  # here it is known that no collective has failed

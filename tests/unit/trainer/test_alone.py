@@ -6,10 +6,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from workerd.protocol.page import ProgressPage
 from workerd.trainer import Job, LinkLost, MisuseError, join
@@ -179,3 +181,34 @@ def test_a_workerd_that_is_not_there_is_named(
     monkeypatch.setenv("HOTSPARE_PAGE", str(tmp_path / "page"))
     with pytest.raises(LinkLost, match="cannot reach workerd"):
         join()
+
+
+def test_a_sharded_model_runs_as_it_is() -> None:
+    with join() as job:
+        mesh = job.mesh
+        assert (mesh.size(), mesh.get_local_rank(), mesh.mesh_dim_names) == (1, 0, ("shard",))
+        assert job.mesh is mesh
+        net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        fully_shard(net, mesh=mesh)
+        model = job.replicate(net)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        job.track(model=model, optimizer=optimizer)
+        weight: Any = net[0].weight
+        before = weight.full_tensor().tolist()
+        while job.step < 2:
+            with job.attempt():
+                model(torch.randn(8, 4)).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                job.commit(optimizer)
+        assert weight.full_tensor().tolist() != before
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_mesh_comes_before_the_first_step() -> None:
+    job = join()
+    model, optimizer = built(job)
+    with job.attempt():
+        model(torch.ones(1, 4)).sum().backward()
+        job.commit(optimizer)
+    with pytest.raises(MisuseError, match=r"job\.mesh comes before"):
+        _ = job.mesh
