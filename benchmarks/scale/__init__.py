@@ -49,6 +49,8 @@ class _Failure:
     spans: dict[str, float]
     total: float
     acknowledged: float
+    acknowledged_cpu: dict[str, float]
+    """Seconds of CPU until RESTORE is written."""
     used: Usage
     writes: Counter[str]
     bytes: Counter[str]
@@ -78,7 +80,7 @@ class _Measured:
         with Bed(_ttl(self._nodes), processes) as bed:
             self._bed = bed
             self._start()
-            self._follow = Follow(bed.store, _JOB)
+            self._follow = Follow(bed.store, _JOB, bed.cpu)
             try:
                 return self._measure()
             finally:
@@ -166,7 +168,7 @@ class _Measured:
             leases += self._player.pop(name).ask("kill", [name])["leases"]
         follow.writes.clear()
         follow.bytes.clear()
-        used = self._bed.usage()
+        used = before_it = self._bed.usage()
         began = time.monotonic()
         for lease in leases:
             store.revoke(lease)
@@ -186,9 +188,9 @@ class _Measured:
                 break
             before = follow.latest  # some were declared dead later: another generation comes
         used = self._bed.usage().since(used)
-        return self._failure(began, used)
+        return self._failure(began, before_it.cpu, used)
 
-    def _failure(self, began: float, used: Usage) -> _Failure:
+    def _failure(self, began: float, cpu: dict[str, float], used: Usage) -> _Failure:
         follow = self._follow
         latest = follow.latest
         number = latest.generation
@@ -210,6 +212,10 @@ class _Measured:
             spans=spans,
             total=ends["step"] - began,
             acknowledged=ends["ack"] - began,
+            acknowledged_cpu={
+                name: value - cpu[name]
+                for name, value in follow.used[number, Phase.RESTORE].items()
+            },
             used=used,
             writes=Counter(follow.writes),
             bytes=Counter(follow.bytes),
@@ -261,6 +267,9 @@ class _Measured:
             rows.append(
                 Row.of(f"{name}.leader.status.{what}", [float(one[status]) for one in counts], "")
             )
+        for one in seen[0].acknowledged_cpu:
+            spent = [each.acknowledged_cpu[one] for each in seen]
+            rows.append(Row.of(f"{name}.acknowledged.cpu.{one}", spent, "s"))
         for one in seen[0].used.cpu:
             rows.append(Row.of(f"{name}.cpu.{one}", [each.used.cpu[one] for each in seen], "s"))
         for one in seen[0].used.etcd:

@@ -129,9 +129,13 @@ class Bed:
 
     def usage(self) -> Usage:
         """What has been used until now."""
+        return Usage(self.cpu(), dict(self._metrics()))
+
+    def cpu(self) -> dict[str, float]:
+        """Seconds of CPU that have been used until now."""
         cpu = {"etcd": _cpu(self._etcd.process.pid), "leader": _cpu(self.coordinator.pid)}
         cpu["nodes"] = sum(_cpu(one.pid) for one in self.players)
-        return Usage(cpu, dict(self._metrics()))
+        return cpu
 
     def memory(self) -> dict[str, float]:
         """MB that are resident now."""

@@ -16,10 +16,13 @@ from coordinator.store import Changed, KeyKind, Listed, Store, Watch, WatchEvent
 class Follow:
     """Times are monotonic seconds, of the delivery."""
 
-    def __init__(self, store: Store, job: str) -> None:
+    def __init__(self, store: Store, job: str, cpu: Callable[[], dict[str, float]]) -> None:
+        self._cpu = cpu
         self._changed = threading.Condition()
         self.phases: dict[tuple[int, Phase], float] = {}
         """When a generation came into a phase."""
+        self.used: dict[tuple[int, Phase], dict[str, float]] = {}
+        """What ``cpu`` said then."""
         self.closed: dict[str, float] = {}
         """When an incident was closed."""
         self.latest = Generation()
@@ -59,6 +62,7 @@ class Follow:
             for one in found:
                 self.latest = records.load(KeyKind.GENERATION, one)
                 self.phases.setdefault((self.latest.generation, self.latest.phase), now)
+                self.used.setdefault((self.latest.generation, self.latest.phase), self._cpu())
             self._changed.notify_all()
 
     def _count(self, event: WatchEvent) -> None:
