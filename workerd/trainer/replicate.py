@@ -121,6 +121,11 @@ class Replicator:
         for name, why in _REFUSED.items():
             if ddp.get(name):
                 raise MisuseError(f"replicate() takes no {name}: {why}")
+        if any(hasattr(p, "to_local") for p in module.parameters()):
+            raise MisuseError(
+                "replicate() of distributed tensors needs fully_shard() of the module: over a mesh "
+                "dimension of one rank where nothing more is to be sharded"
+            )
         # Done at every commit instead, as a part of the step that is repeated or applied whole.
         for name in _BUFFERS:
             ddp.pop(name, None)

@@ -15,6 +15,11 @@ import torch.distributed
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from tests.integration.trainer import faults
 from workerd.trainer import join
@@ -122,6 +127,17 @@ class Grid(nn.Module):
         assert told == wanted, f"position {own} hears {told}"
 
 
+def build_tensor_parallel() -> nn.Module:
+    """A layer in two parts; the dimension that FSDP2 has is of one rank."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh["tensor"], plan, src_data_rank=None)
+    fully_shard(model, mesh=mesh["data"])
+    return model
+
+
 def build_sharded(mesh: DeviceMesh) -> nn.Module:
     """FSDP2 over the replica; of three rows two positions hold unequal parts."""
     torch.manual_seed(0)
@@ -201,8 +217,11 @@ def main() -> None:
             "bucket_cap_mb": float(os.environ.get("BUCKET", "0.0001")),
             "find_unused_parameters": KIND == "branches",
         }
-        if KIND == "sharded":
-            model = job.replicate(build_sharded(job.mesh))
+        if KIND in ("sharded", "tensor"):
+            mesh = job.mesh
+            model = job.replicate(
+                build_sharded(mesh) if KIND == "sharded" else build_tensor_parallel()
+            )
         else:
             kinds = {"split": Split, "grid": Grid}
             net = kinds[KIND](job.mesh) if KIND in kinds else build()
@@ -235,7 +254,7 @@ def main() -> None:
                 loss = loss * (1 + torch.rand(()))
                 loss.backward()
                 faults.at("backward", job)
-                if KIND == "sharded":  # over the replica by DTensor's collectives
+                if KIND in ("sharded", "tensor"):  # over the replica by DTensor's collectives
                     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 job.commit(optimizer)
                 if isinstance(net := getattr(model, "module", model), Grid):

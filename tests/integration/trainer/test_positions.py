@@ -22,7 +22,7 @@ STEPS = "30"
 pytestmark = pytest.mark.timeout(400)  # five trainers, and four of the undisturbed run
 
 
-@pytest.mark.parametrize("model", ["split", "sharded"])
+@pytest.mark.parametrize("model", ["split", "sharded", "tensor"])
 def test_a_rank_of_a_replica_is_replaced(
     conduct: Conduct, undisturbed: Undisturbed, model: str
 ) -> None:

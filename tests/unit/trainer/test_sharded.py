@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tests.unit.shards.places import Places, train
 from workerd.trainer import MisuseError
@@ -87,6 +88,14 @@ def test_a_part_that_nobody_reduces_is_refused(places: Places) -> None:
     fully_shard(outer, mesh=places.mesh, ignored_params={outer[1].weight})
     with pytest.raises(MisuseError, match=r"gradient of 1\.weight"):
         replicator().replicate(outer)
+
+
+def test_distributed_tensors_that_nobody_reduces_are_refused(places: Places) -> None:
+    places.at(0)
+    net = nn.Sequential(nn.Linear(4, 4))
+    parallelize_module(net, places.mesh, {"0": ColwiseParallel()}, src_data_rank=None)
+    with pytest.raises(MisuseError, match="needs fully_shard"):
+        replicator().replicate(net)
 
 
 def test_it_takes_no_arguments_of_the_other_wrapper(places: Places) -> None:
