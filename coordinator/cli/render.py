@@ -95,6 +95,7 @@ def job(answer: admin_pb2.JobDescription) -> str:
         (
             "replicas",
             f"{status.replicas} of {answer.job.wanted_replicas or spec.replicas} run, "
+            f"at least {spec.min_replicas or spec.replicas} needed, "
             f"{spec.ranks_per_node} ranks a node, "
             f"{spec.spares} spares wanted",
         )

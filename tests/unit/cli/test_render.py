@@ -53,6 +53,9 @@ def test_a_running_job() -> None:
     text = render.job(described)
     assert "step        9, 2.50 steps/s" in text
     assert "generation  2 RUNNING" in text
+    assert "0 of 4 run, at least 4 needed" in text
+    described.job.spec.min_replicas = 3
+    assert "at least 3 needed" in render.job(described)
     rows = [line.split() for line in text.splitlines()]
     assert ["0", "n0", "0-1", "1", "8,9", "a"] in rows
     assert ["1", "(empty)", "2-3", "-", "-", "-"] in rows
