@@ -24,7 +24,7 @@ POSITIONS = 16
 """Nodes in one replica: 128 GPUs, as a model of 405 billion parameters takes them."""
 _QUIET = 60.0  # seconds after the last event in which deadlines are still looked at often
 _HISTORY = 300.0  # seconds between two compactions
-_PROGRESS = 60.0  # seconds between two progress records that only say that it goes on
+_PROGRESS = 240.0  # seconds between two progress records that only say that it goes on
 
 
 def spec_for(nodes: int) -> JobSpec:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _E = TypeVar("_E")
 _WRITE = 0.002  # seconds for each of the leader's writes, besides etcd's own time
 _LOOK = 0.25  # seconds until the next look at deadlines, doubled while nothing comes in,
-_BUSY, _CALM = 4.0, 30.0  # up to this; the real one looks ten times a second
+_BUSY, _CALM = 4.0, 120.0  # up to this; the real one looks ten times a second
 
 
 class _Store(FakeStore):
