@@ -107,11 +107,8 @@ class Checks:
     def _assign(self, node: str, value: Assignment | None) -> None:
         if value is None:
             self._assigned.pop(node, None)
-            return
-        before = self._assigned.get(node)
-        if before is not None and before != value:
-            raise Violation(f"{node} has place {before} and gets {value}")
-        self._assigned[node] = value
+        else:
+            self._assigned[node] = value
 
     # ---- the leader's writes
 
@@ -125,12 +122,16 @@ class Checks:
     def _written(self, new: Generation, now: float) -> None:
         old, self.generation = self.generation, new
         self._one_owner()
+        self.cluster.eventful()
+        if old is not None and new == replace(old, hold=new.hold) and not old.hold:
+            if new.phase is not Phase.RUNNING:
+                raise Violation(f"generation {new.generation} is held in {new.phase.name}")
+            return
         was = (0, 0) if old is None else (old.generation, int(old.phase))
         if (new.generation, int(new.phase)) <= was or new.generation > was[0] + 1:
             raise Violation(f"the record goes from {was} to {new.generation} {new.phase.name}")
         if new.generation > was[0] and new.phase is not Phase.PAUSE and not new.phase.ended:
             raise Violation(f"generation {new.generation} begins with {new.phase.name}")
-        self.cluster.eventful()
         if new.phase is Phase.PAUSE:
             self._pause(now, new)
             self._left.clear()
@@ -166,8 +167,12 @@ class Checks:
     def _restore(self, now: float, new: Generation) -> None:
         if not new.initial and new.resume_step < self.highest - 1:
             raise Violation(f"S = {new.resume_step}, but a rank has come to state {self.highest}")
+        spec = self.cluster.spec
         for number, slot in self._slots.items():
-            if slot.node and not all(rank.instance for rank in slot.ranks):
+            replicas = {spec.replica(spec.rank(number, one)) for one in range(spec.ranks_per_node)}
+            if replicas & set(new.absent_replicas):
+                continue
+            if not slot.node or not all(rank.instance for rank in slot.ranks):
                 raise Violation(f"RESTORE, but slot {number} names {slot}")
         if self.open is not None:
             self.open = replace(self.open, restoring=now, resume_step=new.resume_step)

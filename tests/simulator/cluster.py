@@ -18,6 +18,7 @@ from tests.simulator.node import SimNode
 from tests.simulator.store import FakeStore
 from tests.simulator.times import Times
 from tests.simulator.trainer import SimTrainer
+from workerd.protocol import phases
 
 PREFIX = "/sim/"
 POSITIONS = 16
@@ -31,12 +32,14 @@ def spec_for(nodes: int) -> JobSpec:
     """A job that takes almost all nodes: one trainer stands for the eight devices of a node."""
     spares = max(2, nodes // 128)
     positions = POSITIONS if nodes >= 8 * POSITIONS else max(1, nodes // 16)
+    replicas = (nodes - spares) // positions
     return JobSpec(
         name="job",
         command=("train",),
-        replicas=(nodes - spares) // positions,
+        replicas=replicas,
         shard_positions=positions,
         spares=spares,
+        min_replicas=(replicas + 1) // 2,
         restarts=1_000_000,
     )
 
@@ -124,7 +127,8 @@ class Cluster:
         """A trainer has come to a generation's barrier."""
         group = self.groups.get(generation)
         if group is None:
-            group = self.groups[generation] = Group(generation, trainer.ranks, self.times)
+            seconds = self.times.step * self.spec.ranks / trainer.ranks
+            group = self.groups[generation] = Group(generation, trainer.ranks, self.times, seconds)
             for old in [one for one in self.groups if one < generation - 4]:
                 del self.groups[old]
         if group.arrive(trainer.rank, trainer):
@@ -143,16 +147,29 @@ class Cluster:
             if not one.join(group):
                 raise Violation(f"rank {one.rank} is not in the group that it has built")
         self.checks.all_joined(group.generation)
-        self.clock.at(group.first_update(), lambda: self._first_step(group))
+        self.clock.at(group.updated_at(group.step + 1), lambda: self._first_step(group))
 
     def _first_step(self, group: Group) -> None:
-        if group.stalled < group.first_update():
+        if group.stalled < self.clock.now():
             return
         for one in group.members.values():
             if one.lives and not one.hung:
                 one.advance()
                 one.node.hear(one.instance, committed=group.generation)
         self.checks.first_step(group.generation, self.clock.now())
+
+    def hold(self, group: Group) -> None:
+        """A rank has been told that all are to stop after the step under way."""
+        if group.hold(self.clock.now()):
+            self.clock.at(group.updated_at(group.last), lambda: self._boundary(group))
+
+    def _boundary(self, group: Group) -> None:
+        for one in group.members.values():
+            if one.lives and not one.hung:
+                one.advance()
+                if phases.at_boundary(one.standing):
+                    held = group.generation
+                    one.node.hear(one.instance, committed=held, held=held)
 
     def break_group(self, group: Group, gone: SimTrainer) -> None:
         """A process has ended: those that it talks to see it, unless they are stopped before."""

@@ -43,10 +43,14 @@ class Group:
     generation: int
     ranks: int
     times: Times
+    seconds: float
+    """A step's: with fewer replicas each has a larger part of the batch."""
     step: int = -1
     """The state from which it goes on."""
     began: float = math.inf
     stalled: float = math.inf
+    last: int = 1 << 60
+    """The state after which all have agreed to stop; not yet that of any step, by default."""
     members: dict[int, SimTrainer] = field(default_factory=dict)
 
     def arrive(self, rank: int, member: SimTrainer) -> bool:
@@ -86,27 +90,34 @@ class Group:
         """Somebody stops taking part."""
         self.stalled = min(self.stalled, now)
 
-    def first_update(self) -> float:
-        """When the first step in this group is done."""
-        return self.began + (self.times.agreed + self.times.skew + self.times.update) * (
-            self.times.step
-        )
+    def updated_at(self, step: int) -> float:
+        """When every rank has come to a state, if nothing stalls."""
+        times = self.times
+        share = step - self.step - 1 + times.agreed + times.skew + times.update
+        return self.began + share * self.seconds
+
+    def hold(self, now: float) -> bool:
+        """A rank wishes to stop after the step under way; whether it is the first one."""
+        if self.last < 1 << 60 or self.step < 0:
+            return False
+        self.last = self.step + self._count(self.times.agreed, now) + 1
+        return True
 
     def moment(self, now: float, skew: float) -> Moment:
         """Where a rank stands that comes to know things ``skew`` (0 to 1) later than the first."""
         times = self.times
-        late = skew * times.skew * times.step
+        late = skew * times.skew * self.seconds
 
         def passed(share: float, more: float = 0.0) -> int:
             # what happens for everybody at once, and the rank has heard of
             done = self._count(share, self.stalled)
             heard = self._count(share, now - late - more)
-            return min(done, heard)
+            return min(done, heard, self.last - self.step)
 
         return Moment(
             self.step + passed(times.reduced),
             self.step + passed(times.agreed),
-            self.step + passed(times.agreed, times.update * times.step),
+            self.step + passed(times.agreed, times.update * self.seconds),
         )
 
     def _count(self, share: float, until: float) -> int:
@@ -115,4 +126,4 @@ class Group:
             return 0
         if math.isinf(until):
             return 1 << 60
-        return max(0, math.ceil((until - self.began) / self.times.step - share))
+        return max(0, math.ceil((until - self.began) / self.seconds - share))

@@ -20,6 +20,7 @@ from workerd.agent.actions import (
     KillTrainer,
     PlaceTrainer,
     Renew,
+    SendHold,
     SendRelease,
     SendRestore,
     SendRunning,
@@ -42,7 +43,7 @@ LIMITS = Limits()
 _AGAIN = 0.5  # seconds until what failed is tried again
 _WRITTEN = 0.05  # seconds until a node looks what else is to be done after a write
 _OVERDUE = 5.0  # seconds between two looks of a node whose lease may be gone
-_MARKS = {"SendStop": "stop_sent", "SendRestore": "restore_sent", "SendRunning": "running_sent"}
+_MARKS = {"SendStop": "stop_sent", "SendRestore": "restore_sent", "SendHold": "hold_sent"}
 
 
 class SimNode:
@@ -271,7 +272,7 @@ class SimNode:
             case SendWelcome():
                 self._send(action)
                 self._set(action.instance, welcomed=True)
-            case SendStop() | SendRestore():
+            case SendStop() | SendRestore() | SendHold():
                 self._send(action)
                 self._set(action.instance, **{_MARKS[type(action).__name__]: action.generation})
             case SendRunning():
@@ -286,7 +287,7 @@ class SimNode:
     def _set(self, instance: str, **changes: Any) -> None:
         self.facts[instance] = replace(self.facts[instance], **changes)
 
-    def _send(self, action: SendWelcome | SendStop | SendRestore | SendRelease) -> None:
+    def _send(self, action: SendWelcome | SendStop | SendRestore | SendHold | SendRelease) -> None:
         trainer = self.trainers.get(action.instance)
         if trainer is not None:
             trainer._after(self.cluster.times.message, trainer.receive, action)

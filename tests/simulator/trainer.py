@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator import model
 from coordinator.model import Pull, Rendezvous, Source, TrainerExit
 from tests.simulator.group import Group, Lineage, Violation
-from workerd.agent.actions import SendRelease, SendRestore, SendStop, SendWelcome
+from workerd.agent.actions import SendHold, SendRelease, SendRestore, SendStop, SendWelcome
 from workerd.agent.state import Stopped
 from workerd.protocol import phases
 from workerd.protocol.page import StepPhase
@@ -38,6 +38,7 @@ class SimTrainer:
         self.lineage: Lineage = ()
         self.group: Group | None = None
         self.sources: tuple[Source, ...] = ()
+        self._reserve = False
         self.ranks = 0
         """Of the generation that it joins."""
         self.skew = self.dice.random()
@@ -62,7 +63,9 @@ class SimTrainer:
 
     # ---- what it is told
 
-    def receive(self, message: SendWelcome | SendStop | SendRestore | SendRelease) -> None:
+    def receive(
+        self, message: SendWelcome | SendStop | SendRestore | SendHold | SendRelease
+    ) -> None:
         """A message has come in."""
         if isinstance(message, SendWelcome):
             self._spare = message.spare
@@ -73,6 +76,9 @@ class SimTrainer:
             self._stop(message)
         elif isinstance(message, SendRestore):
             self._restore(message)
+        elif isinstance(message, SendHold):
+            if self.group is not None and self.group.generation == message.generation:
+                self.cluster.hold(self.group)
         else:
             self._after(0.5, self.end, TrainerExit())
 
@@ -111,6 +117,7 @@ class SimTrainer:
                 initial_digest="seed" if pristine else "",
                 shard_address=self.instance,
                 offer=Rendezvous(self.instance, f"{self.instance}.{standing.stopped}"),
+                held=phases.at_boundary(standing),
             )
         )
 
@@ -125,6 +132,7 @@ class SimTrainer:
             raise Violation(f"rank {self.rank} of {self.instance} refuses: {verdict.reason}")
         self.standing, self.sources = verdict.standing, message.sources
         self.ranks = message.replicas * self.cluster.spec.shard_positions
+        self._reserve = message.reserve
         if verdict.do is Do.ADOPT:
             self.lineage = ((0, 0),)
         if verdict.do in (Do.ADOPT, Do.REPEAT):
@@ -205,7 +213,8 @@ class SimTrainer:
         if phases.holds(self.standing, generation).do is not Do.GO:
             return
         self._tell(restored=generation, pull=pull)
-        self.cluster.arrive(generation, self)
+        if not self._reserve:  # one that is kept for later serves, and waits
+            self.cluster.arrive(generation, self)
 
     # ---- in the group
 
@@ -230,9 +239,10 @@ class SimTrainer:
         if self.standing.stopped > self.standing.joined or self.hung:
             return
         reduced, agreed, updated = group.moment(self.clock.now(), self.skew)
-        if phases.undisturbed(self.standing) and updated > self.standing.step:
-            self.standing = self.standing._replace(step=updated)
-            self._grow(group.generation, updated)
+        whole = min(updated, group.last - 1)  # the last step before a stop is agreed as such
+        if phases.undisturbed(self.standing) and whole > self.standing.step:
+            self.standing = self.standing._replace(step=whole)
+            self._grow(group.generation, whole)
         while self._next(reduced, agreed, updated):
             pass
 
@@ -242,7 +252,9 @@ class SimTrainer:
         if standing.phase is StepPhase.COMPUTING and reduced > standing.step:
             verdict = phases.prepare(standing)
         elif standing.phase is StepPhase.PREPARED and agreed > standing.step:
-            verdict = phases.may_update(standing, agreed=True)
+            assert self.group is not None
+            last = standing.step + 1 == self.group.last
+            verdict = phases.may_update(standing, agreed=True, stop_after=last)
         elif standing.phase is StepPhase.UPDATING and updated > standing.step:
             verdict = phases.updated(standing)
         else:
