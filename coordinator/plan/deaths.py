@@ -28,6 +28,21 @@ def of_suspects(view: ClusterView, now: float) -> Iterator[Action]:
             yield Probe(node, incarnation, suspect.control_address, "its lease is gone")
 
 
+def undecided(view: ClusterView, job: JobView, now: float) -> list[Slot]:
+    """The members whose lease is gone too, and whose end is to be known in a moment.
+
+    They are being asked, which a probe's deadline bounds, or are just declared dead. What fails
+    together is then mended together: each generation has to be acknowledged by everybody.
+    """
+    soon = {Verdict.UNKNOWN}
+    if now >= view.no_eviction_before:
+        soon.add(Verdict.DEAD)
+    who = {who for who, one in view.suspects.items() if one.verdict in soon}
+    return (
+        [one for one in holders.members(job) if (one.node, one.incarnation) in who] if who else []
+    )
+
+
 def of_deadlines(
     view: ClusterView, job: JobView, now: float, settings: Settings
 ) -> Iterator[Action]:

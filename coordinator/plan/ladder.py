@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Set
 
 from coordinator.model import Cause, ClusterView, JobView, Phase, Settings, Slot, TrainerExit
-from coordinator.plan import arrange, holders, membership
+from coordinator.plan import arrange, deaths, holders, membership, reserves
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.arrange import Arrangement
 from coordinator.plan.builder import Builder
 from coordinator.plan.membership import Faults, describe, some
 from coordinator.plan.placement import candidates, unusable
 from coordinator.plan.spread import Pool
+
+_REASONS = 16
+"""How many reasons a record holds: it must not grow with what is lost."""
 
 
 def change(
@@ -31,6 +34,12 @@ def change(
     restarts = current.restarts + len(faults.ended)
     if restarts > spec.restarts and faults.ended:
         return membership.failed(job, faults, restarts)
+    others = deaths.undecided(view, job, now) if faults.lost else []
+    if others:
+        return Wait(
+            spec.name,
+            f"the lease is gone of {reserves.names(others)} too: what a probe says is awaited",
+        )
     free = candidates(view, job.job, taken)
     found = arrange.arrange(view, job, free, frozenset(faults.lost))
     if found.awaited:
@@ -138,11 +147,11 @@ class _Words:
         if restarted and not faults.lost and now - job.phase_at < delay:
             return Wait(
                 self.spec.name,
-                f"{'; '.join(self.reasons)}: not within {delay:g} s of the last attempt",
+                f"{_shortened(self.reasons)}: not within {delay:g} s of the last attempt",
             )
         return self.build.transition(
             (self._cause(), tuple(dict.fromkeys(self.nodes))),
-            "; ".join(self.reasons),
+            _shortened(self.reasons),
             restarts=restarts,
             absent=found.absent,
         )
@@ -250,6 +259,14 @@ class _Words:
         ]
         if kept:
             self.reasons.append(f"{', '.join(kept)} keep their state until the others run")
+
+
+def _shortened(reasons: list[str]) -> str:
+    """The first of many reasons, which are of slots, and the last ones, of the whole job."""
+    if len(reasons) > _REASONS:
+        left = len(reasons) - _REASONS
+        reasons = [*reasons[: _REASONS - 3], f"{left} more", *reasons[-3:]]
+    return "; ".join(reasons)
 
 
 def too_few(job: JobView) -> str:

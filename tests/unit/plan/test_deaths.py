@@ -72,6 +72,39 @@ class TestSuspects:
         assert the(DeclareDead, view, now=SETTINGS.pause).node == "n1"
 
 
+class TestTogether:
+    """What fails together is mended by one generation."""
+
+    @pytest.mark.parametrize(
+        ("verdict", "awaited"),
+        [(Verdict.UNKNOWN, True), (Verdict.DEAD, True), (Verdict.ALIVE, False)],
+    )
+    def test_a_loss_waits_for_what_is_said_of_the_others(
+        self, verdict: Verdict, awaited: bool
+    ) -> None:
+        view = cluster(
+            running(spec()),
+            nodes=[node("m0"), node("m1")],
+            without=["n1", "n2"],
+            suspects={"n2": verdict},
+            dead=["n1"],
+        )
+        assert (of(Transition, view) == []) is awaited
+        if awaited:
+            assert "n2 (slot 2)" in the(Wait, view).reason
+
+    def test_but_not_for_who_may_not_be_declared_dead_yet(self) -> None:
+        view = cluster(
+            running(spec()),
+            nodes=[node("m0")],
+            without=["n1", "n2"],
+            suspects={"n2": Verdict.DEAD},
+            dead=["n1"],
+            no_eviction_before=10.0,
+        )
+        assert of(Transition, view, now=9.0)
+
+
 class TestPause:
     def test_who_does_not_acknowledge_in_time_is_lost(self) -> None:
         job = acked(acked(running(spec(), phase=Phase.PAUSE), 0), 2)

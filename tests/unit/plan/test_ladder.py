@@ -85,6 +85,14 @@ class TestShrink:
         assert change.generation.absent_replicas == ()
         assert "the job needs all its replicas" in change.reason
 
+    def test_a_record_does_not_grow_with_what_is_lost(self) -> None:
+        lost = [f"n{number}" for number in range(1, 41)]
+        job = running(spec(replicas=100, min_replicas=2))
+        reason = the(Transition, cluster(job, dead=lost)).generation.reason
+        assert reason.startswith("slot 1: n1 is lost")
+        assert "; 25 more; " in reason
+        assert reason.endswith("the job shrinks to 60 of 100 replicas")
+
     def test_one_node_is_enough_to_go_on_from_waiting(self) -> None:
         job = running(spec(min_replicas=2), 5, Phase.PAUSE)
         slots = {**job.slots, 0: Slot(slot=0, generation=5), 1: Slot(slot=1, generation=5)}
