@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from tests.modelcheck.explore import Result
 from tests.modelcheck.values import Shape
@@ -13,8 +14,10 @@ CONFIGURATIONS = {
     "3 x 1": Shape(3, 1),
     "2 x 2": Shape(2, 2),
     "2 x 2 on 2 nodes": Shape(2, 2, 2),
+    "3 x 1 to 1": Shape(3, 1, spares=0, fewest=1),
+    "2 x 2 to 1": Shape(2, 2, spares=0, fewest=1),
 }
-"""Replicas x shard positions; each with one spare node."""
+"""Replicas x shard positions, each with one spare node; or with none, down to fewer replicas."""
 
 SINGLE = ("crash", "reboot", "trainer", "hang", "cut", "mute", "glitch", "verdict", "late")
 """Kinds that are something by themselves. The others are about how another failure is met: a
@@ -41,16 +44,7 @@ def pairs(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Sha
 
 def with_faults(shape: Shape, *kinds: str) -> Shape:
     """The same job, with one fault of each kind."""
-    return Shape(
-        shape.replicas,
-        shape.positions,
-        shape.ranks_per_node,
-        shape.spares,
-        shape.steps,
-        tuple((kind,) for kind in kinds),
-        shape.from_start,
-        shape.staged,
-    )
+    return replace(shape, faults=tuple((kind,) for kind in kinds))
 
 
 HEAD = (

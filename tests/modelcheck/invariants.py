@@ -10,7 +10,7 @@ from coordinator.plan import Action, DeclareDead, Transition, Wait, plan, status
 from tests.modelcheck.leader import LATE, SETTINGS
 from tests.modelcheck.planner import NODES, REST, State
 from tests.modelcheck.trainers import Effect
-from tests.modelcheck.values import JOB, Arrival, Group, Process, Violation
+from tests.modelcheck.values import JOB, Arrival, Group, Process, Violation, present
 from workerd.protocol.page import StepPhase
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ def carried(network: tuple[Group, ...], effect: Effect, spec: JobSpec) -> tuple[
     what, number, rank, value = effect
     group = next((one for one in network if one.number == number), None)
     if what == "arrive":
-        empty = Group(number, (None,) * spec.ranks, (-1,) * spec.ranks)
-        group = _arrived(group or empty, rank, value, spec)
+        arrival, members = value
+        empty = Group(number, members, (None,) * spec.ranks, (-1,) * spec.ranks)
+        group = _arrived(group or empty, rank, arrival, spec)
     elif group is None:
         return network
     else:
@@ -62,7 +63,7 @@ def _arrived(group: Group, rank: int, mine: Arrival, spec: JobSpec) -> Group:
 
 def may_update(group: Group, me: Process, step: int) -> None:
     """s+1 anywhere means PREPARED(s) everywhere, in the same generation."""
-    missing = [rank for rank, level in enumerate(group.levels) if level < 3 * step + 1]
+    missing = [rank for rank in group.members if group.levels[rank] < 3 * step + 1]
     if missing:
         raise Violation(
             f"rank {me.rank} goes on to {step + 1}, but ranks {missing} were not PREPARED"
@@ -82,7 +83,7 @@ def at_write(system: System, state: State, action: Action) -> None:
             raise Violation(f"S = {record.resume_step}, but a rank has come to state {highest}")
     elif record.phase is Phase.RUNNING:
         group = system.group(state[1], record.generation)
-        if group is not None and -1 in group.levels:
+        if group is not None and any(group.levels[rank] < 0 for rank in group.members):
             raise Violation(f"RUNNING, but not all have joined: {group.levels}")
     elif record.phase is Phase.LOST:
         _lost(system, state, record)
@@ -165,12 +166,14 @@ def _meant(
 
 def _finished(system: System, state: State) -> None:
     control = system.controls[state[0]]
+    assert control.generation is not None
+    members = present(system.spec, control.generation)
     names = {rank.instance for slot in control.slots if slot for rank in slot.ranks}
     for own in state[NODES : NODES + system.count]:
         for process in system.machines[own].processes:
             standing = process.standing
             whole = standing.phase is StepPhase.DONE and standing.step == system.shape.steps
-            if process.instance in names and not whole:
+            if process.instance in names and process.rank in members and not whole:
                 raise Violation(
                     f"FINISHED, but rank {process.rank} is in "
                     f"{standing.phase.name}({standing.step})"
@@ -201,7 +204,8 @@ def at_end(system: System, state: State) -> str:
         raise Violation(f"no end: {generation and generation.phase.name}, {told}")
     if "violated" in told.reason:
         raise Violation(told.reason)
-    if faults <= system.shape.spares:
+    shape = system.shape
+    if faults <= shape.spares or (shape.fewest and faults <= shape.replicas - shape.fewest):
         raise Violation(f"{faults} failures and it waits: {told.reason}")
     hopeless = [
         own
@@ -216,6 +220,9 @@ def at_end(system: System, state: State) -> str:
         for number, name in enumerate(system.names)
         if system.machines[state[NODES + number]].connected and control.assignments[number] is None
     ]
-    if free and generation is not None and generation.empty_slots:
-        raise Violation(f"slots {generation.empty_slots} are empty although {free} are free")
+    members = () if generation is None else present(system.spec, generation)
+    empty = () if generation is None else generation.empty_slots
+    waits = [one for one in empty if system.spec.rank(one, 0) in members]
+    if free and waits:
+        raise Violation(f"slots {waits} are empty although {free} are free")
     return "WAITING"

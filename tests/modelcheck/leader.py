@@ -45,11 +45,19 @@ from coordinator.store import (
     keys,
 )
 from tests.modelcheck.trainers import STORE
-from tests.modelcheck.values import JOB, Control, Key, Violation
+from tests.modelcheck.values import JOB, Control, Key, Violation, present
 from workerd.agent.state import JobOrders, Orders
 
 SETTINGS = Settings(
-    pause=1000, start=1000, restore=1000, progress=1000, regroup=1, regroup_max=10, status=1e12
+    pause=1000,
+    start=1000,
+    restore=1000,
+    progress=1000,
+    regroup=1,
+    regroup_max=10,
+    restart=1,
+    restart_max=50,
+    status=1e12,
 )
 NOW, SETTLED, LATE = 0.0, 100.0, 1e10
 """A leader's times: at once; a broken group has waited long enough; every deadline has passed."""
@@ -310,8 +318,18 @@ def check(before: Control, after: Control) -> None:
     if not new.phase.ended and empty != new.empty_slots:
         raise Violation(f"slots {empty} are empty, the record says {new.empty_slots}")
     if new.phase is Phase.RESTORE:
+        spec = after.job.spec
+        members = set(present(spec, new))
+        if len(new.absent_replicas) > spec.replicas - spec.fewest:
+            raise Violation(f"replicas {new.absent_replicas} are absent")
         for slot in after.slots:
-            if slot is None or not slot.node or not all(one.instance for one in slot.ranks):
+            assert slot is not None
+            ranks = {spec.rank(slot.slot, one) for one in range(spec.ranks_per_node)}
+            if ranks & members and not ranks <= members:
+                raise Violation(f"slot {slot.slot} has ranks of absent replicas and of others")
+            if not ranks & members and not slot.node:
+                continue
+            if not slot.node or not all(one.instance for one in slot.ranks):
                 raise Violation(f"RESTORE, but a slot names {slot}")
 
 

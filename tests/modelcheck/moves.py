@@ -73,7 +73,7 @@ def _option(system: System, state: State, number: int, option: Label) -> Iterato
         group = system.group(state[NETWORK], standing.joined)
         if group is not None and not group.broken:
             level = 3 * standing.step
-            if all(group.levels[rank] >= level for rank in system.dp[me.rank]):
+            if system.all_at(group, system.dp[me.rank], level):
                 event = ("prepare", me.instance)
                 yield (
                     (what, number, me.instance, standing.step),
@@ -135,7 +135,7 @@ def _leaders(system: System, state: State) -> Iterator[Move]:
 def _choices(system: System, state: State) -> tuple[Choice, ...]:
     """What the leader wants to write, at once or a while later."""
     decision = system.decide(state, NOW)
-    if decision.choices or not decision.broken:
+    if decision.choices or not decision.waits:
         return decision.choices
     return system.decide(state, SETTLED).choices
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from coordinator.controller.transactions import Stale
 from coordinator.model import ClusterView, Generation, Phase
-from coordinator.plan import Action, DeclareDead, Probe, Transition, Wait, plan
+from coordinator.plan import Action, DeclareDead, Probe, Transition, Wait, membership, plan
 from tests.modelcheck import leader
 from tests.modelcheck.leader import NOW, SETTINGS
-from tests.modelcheck.values import Control, Key, Machine, Pending, Shape, Table, Violation
+from tests.modelcheck.values import JOB, Control, Key, Machine, Pending, Shape, Table, Violation
 
 State = tuple[int, ...]
 CONTROL, NETWORK, REST, NODES = 0, 1, 2, 3
@@ -32,8 +32,8 @@ class Decision(NamedTuple):
     control: int
     """After all bookkeeping."""
     choices: tuple[Choice, ...] = ()
-    broken: bool = False
-    """Whether it waits for a while before it rebuilds a broken group."""
+    waits: bool = False
+    """Whether it may do more a while later: a broken group and a restart are given time."""
 
 
 class Planner:
@@ -106,8 +106,11 @@ class Planner:
                 choice = self.choice(action, state[CONTROL], held, seen)
                 if choice is not None:
                     choices.append(choice)
-        broken = any(job.broken_at is not None for job in seen.jobs.values())
-        return Decision(state[CONTROL], tuple(choices), broken)
+        job = seen.jobs[JOB]
+        waits = job.broken_at is not None or (
+            job.generation is not None and bool(membership.find(seen, job))
+        )
+        return Decision(state[CONTROL], tuple(choices), waits)
 
     def _bookkept(
         self, action: Action, number: int, held: dict[str, Key], seen: ClusterView

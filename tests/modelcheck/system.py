@@ -195,11 +195,11 @@ class System(Planner):
             elif found != before:
                 group = self.group(found, effect[1])
                 assert group is not None
-                arrival: Arrival = effect[3]
+                arrival: Arrival = effect[3][0]
                 rest = self.rests[new[REST]]
                 if arrival.step > rest.highest:
                     new[REST] = self.rests.number(rest._replace(highest=arrival.step))
-                if None not in group.arrived and not group.broken:
+                if group.whole and not group.broken:
                     changed = self._join(new, group, todo) or changed
         return changed
 
@@ -213,6 +213,7 @@ class System(Planner):
                     process.arrived == group.number == standing.stopped
                     and standing.joined < group.number
                     and not process.hung
+                    and not process.reserve
                     and process.broken < group.number
                 ):
                     key = (new[at], new[at + self.count], ("join", process.instance))
@@ -233,7 +234,11 @@ class System(Planner):
 
     def entered(self, group: Group, ranks: list[int], level: int) -> bool:
         """Whether all of these ranks have entered that many collectives."""
-        return all(group.levels[rank] >= level for rank in ranks)
+        return all(group.levels[rank] >= level for rank in ranks if rank in group.members)
+
+    def all_at(self, group: Group, ranks: list[int], level: int) -> bool:
+        """Whether all of these ranks have come so far that their gradients can be reduced."""
+        return all(group.levels[rank] >= level for rank in ranks if rank in group.members)
 
     def active(self, own: int) -> tuple[tuple[int, str], ...]:
         """(generation, instance) of the trainers of a machine that keep a group's connections."""
@@ -305,7 +310,7 @@ class System(Planner):
                     yield ("pull", me, source.node, source.instance)
                 if me.pull is not None:
                     yield ("pulled", me)
-            if me.arrived == number and me.broken < number:
+            if me.arrived == number and me.broken < number and not me.reserve:
                 yield ("break", me, number)
         elif standing.joined and me.broken < standing.joined:
             if standing.phase is StepPhase.COMPUTING:
@@ -356,4 +361,5 @@ def _in_group(process: Process) -> int:
     standing = process.standing
     if standing.stopped <= standing.joined or _may_update(process):
         return standing.joined
-    return standing.stopped if process.arrived == standing.stopped else 0
+    waits = process.arrived == standing.stopped and not process.reserve
+    return standing.stopped if waits else 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator import model
 from coordinator.model import Rendezvous, TrainerExit
-from tests.modelcheck.values import Arrival, Key, Machine, Process, Violation
+from tests.modelcheck.values import JOB, Arrival, Key, Machine, Process, Violation, present
 from workerd.agent.actions import SendRestore, SendStop
 from workerd.agent.state import Stopped, TrainerFacts
 from workerd.protocol import phases
@@ -21,7 +21,7 @@ from workerd.protocol.phases import Do
 STORE = Rendezvous("store", "nonce")
 
 Effect = tuple[Any, ...]
-"""("arrive", generation, rank, Arrival) or ("level", generation, rank, level)."""
+"""("arrive", generation, rank, (Arrival, members)) or ("level", generation, rank, level)."""
 
 
 def digest(instance: str) -> str:
@@ -157,8 +157,18 @@ class Trainers:
         if me.arrived >= number or phases.holds(me.standing, number).do is not Do.GO:
             return
         arrival = Arrival(instance, me.standing.step, me.lineage)
-        self.effects.append(("arrive", number, me.rank, arrival))
+        if not me.reserve:
+            self.effects.append(("arrive", number, me.rank, (arrival, self._members())))
         self._tell(me._replace(arrived=number), restored=number)
+
+    def _members(self) -> tuple[int, ...]:
+        """The ranks of the replicas that the generation has, by the record that it follows."""
+        orders = self.machine.orders
+        assert orders is not None
+        generation, job = orders.jobs[JOB].generation, orders.jobs[JOB].job
+        assert generation is not None
+        assert job is not None
+        return present(job.spec, generation)
 
     def _answer(self, instance: str) -> None:
         me = self._processes[instance]
@@ -200,7 +210,11 @@ class Trainers:
         if verdict.do is Do.IGNORE:
             return
         pulls = verdict.do is Do.PULL
-        me = me._replace(standing=verdict.standing, sources=tuple(message.sources) if pulls else ())
+        me = me._replace(
+            standing=verdict.standing,
+            sources=tuple(message.sources) if pulls else (),
+            reserve=message.reserve,
+        )
         if verdict.do is Do.ADOPT:
             me = me._replace(lineage=(digest(me.instance),))
         self._set(me)

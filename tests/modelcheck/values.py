@@ -52,6 +52,8 @@ class Shape:
     ranks_per_node: int = 1
     spares: int = 1
     steps: int = 1
+    fewest: int = 0
+    """With how many replicas it goes on; 0: with all."""
     faults: tuple[tuple[str, ...], ...] = ()
     """For each fault, of which kinds it may be."""
     from_start: bool = False
@@ -70,6 +72,7 @@ class Shape:
             ranks_per_node=self.ranks_per_node,
             spares=self.spares,
             restarts=3,
+            min_replicas=self.fewest,
         )
 
     @property
@@ -92,6 +95,8 @@ class Process(NamedTuple):
     """The newest generation at whose barrier it has been."""
     broken: int = 0
     """The newest generation whose group it has seen break."""
+    reserve: bool = False
+    """The RESTORE that it follows has its replica absent: it serves, and doesn't join."""
     hung: bool = False
 
 
@@ -156,10 +161,17 @@ class Group(NamedTuple):
     """The process group of a generation: what its ranks have sent to each other outlives them."""
 
     number: int
+    members: tuple[int, ...]
+    """The ranks of the replicas that the generation has."""
     arrived: tuple[Arrival | None, ...]
     levels: tuple[int, ...]
     """How many collectives each rank has entered, three a step; -1 before it has joined."""
     broken: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether everybody has come to the barrier."""
+        return all(self.arrived[rank] is not None for rank in self.members)
 
 
 class Pending(NamedTuple):
@@ -197,3 +209,9 @@ class Table(Generic[T]):
 
     def __getitem__(self, number: int) -> T:
         return self.values[number]
+
+
+def present(spec: JobSpec, generation: Generation) -> tuple[int, ...]:
+    """The ranks of the replicas that a generation has."""
+    gone = generation.absent_replicas
+    return tuple(rank for rank in range(spec.ranks) if spec.replica(rank) not in gone)
