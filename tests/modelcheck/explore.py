@@ -83,7 +83,8 @@ class Search:
     def run(self) -> Result:
         """All states; then whether an end can be reached from each of them."""
         started = time.process_time()
-        first = begin(self.system)
+        symmetry = self.system.symmetry
+        first = self._named(begin(self.system))
         numbers = {first: 0}
         self._states = states = [first]
         ended = bytearray(1)
@@ -101,7 +102,8 @@ class Search:
                 ended[at] = 1
                 result.ends[end] += 1
             for group in (own, others):
-                for _, state in group:
+                for _, found in group:
+                    state = found if symmetry is None else symmetry.canonical(found)
                     number = numbers.get(state)
                     if number is None:
                         number = numbers[state] = len(states)
@@ -140,13 +142,24 @@ class Search:
             path.append(self._parents[path[-1]])
         path.reverse()
         lines = []
+        state = self._states[0]
         for before, after in itertools.pairwise(path):
-            lines.append(self._step(self._states[before], self._states[after]))
-        return "\n  ".join([error, *lines, *describe(self.system, self._states[at])])
+            label, state = self._step(state, self._states[before], self._states[after])
+            lines.append(label)
+        return "\n  ".join([error, *lines, *describe(self.system, state)])
 
-    def _step(self, before: State, after: State) -> str:
-        own, others, _ = successors(self.system, before)
-        return next(say(label) for label, state in [*own, *others] if state == after)
+    def _step(self, state: State, before: State, after: State) -> tuple[str, State]:
+        """By the names that the run began with, as far as that goes."""
+        for said, start in (("", state), ("(by other names) ", before)):
+            own, others, _ = successors(self.system, start)
+            for label, found in [*own, *others]:
+                if self._named(found) == after:
+                    return said + say(label), found
+        raise AssertionError("a state that nothing leads to")
+
+    def _named(self, state: State) -> State:
+        symmetry = self.system.symmetry
+        return state if symmetry is None else symmetry.canonical(state)
 
 
 def say(label: Label) -> str:

@@ -258,6 +258,7 @@ def _loaded(kind: KeyKind, raw: bytes) -> Any:
         case Generation():
             return replace(
                 record,
+                sources=() if record.phase >= Phase.RUNNING else record.sources,
                 last_running_generation=min(record.last_running_generation, 1),
                 rendezvous_slots=(),
                 rendezvous=None if record.rendezvous is None else STORE,

@@ -335,7 +335,7 @@ def _held_up(system: System, state: State, kind: str) -> Iterator[Move]:
     if rest.pending is not None:
         return
     for choice in _choices(system, state):
-        if not isinstance(choice.action, Transition | DeclareDead):
+        if choice.pending is None or not isinstance(choice.action, Transition | DeclareDead):
             continue
         pending = choice.pending._replace(deposed=kind == "lead")
         new = list(state)

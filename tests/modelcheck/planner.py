@@ -3,14 +3,28 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.controller.transactions import Stale
 from coordinator.model import ClusterView, Generation, Phase
 from coordinator.plan import Action, DeclareDead, Probe, Transition, Wait, membership, plan
 from tests.modelcheck import leader
 from tests.modelcheck.leader import NOW, SETTINGS
-from tests.modelcheck.values import JOB, Control, Key, Machine, Pending, Shape, Table, Violation
+from tests.modelcheck.values import (
+    JOB,
+    Control,
+    Group,
+    Key,
+    Machine,
+    Pending,
+    Rest,
+    Shape,
+    Table,
+    Violation,
+)
+
+if TYPE_CHECKING:
+    from tests.modelcheck.symmetry import Symmetry
 
 State = tuple[int, ...]
 CONTROL, NETWORK, REST, NODES = 0, 1, 2, 3
@@ -23,7 +37,8 @@ class Choice(NamedTuple):
     action: Action
     control: int
     """As it is afterwards; -1 if it fails."""
-    pending: Pending
+    pending: Pending | None
+    """None for what is decided under other names."""
 
 
 class Decision(NamedTuple):
@@ -46,7 +61,10 @@ class Planner:
         self.names = [f"n{number}" for number in range(self.count)]
         self.controls: Table[Control] = Table()
         self.machines: Table[Machine] = Table()
+        self.rests: Table[Rest] = Table()
+        self.networks: Table[tuple[Group, ...]] = Table()
         self.keys: Table[Key | None] = Table()
+        self.symmetry: Symmetry | None = None
         self._plans: dict[tuple[Any, ...], Decision] = {}
         self._booked: dict[tuple[int, Action], int] = {}
         self._choices: dict[tuple[Action, int, tuple[int, ...]], Choice | None] = {}
@@ -85,6 +103,22 @@ class Planner:
         return control, held, leader.view(control, held, living, wrong)
 
     def _decided(self, state: list[int] | State, now: float) -> Decision:
+        decision = self._told(state, now)
+        named = [one for one in decision.choices if _by_name(one.action)]
+        if self.symmetry is None or not named:
+            return decision
+        choices = list(decision.choices)
+        for names in self.symmetry.others:
+            other = self.symmetry.renamed((decision.control, *state[1:]), names)
+            back = names.inverse()
+            for choice in self._told(other, now).choices:
+                if _by_name(choice.action) and choice.control >= 0:
+                    control = self.symmetry.part(0, choice.control, back)
+                    if all(control != one.control for one in choices):
+                        choices.append(choice._replace(control=control, pending=None))
+        return decision._replace(choices=tuple(choices))
+
+    def _told(self, state: list[int] | State, now: float) -> Decision:
         state = list(state)
         for _ in range(20):
             _, held, seen = self.view(state)
@@ -152,6 +186,13 @@ class Planner:
         number = self.controls.number(after)
         what = describe(action)
         return Choice(what, action, number, Pending(what, transactions, False))
+
+
+def _by_name(action: Action) -> bool:
+    """Whether names may have told which node has which slot."""
+    return isinstance(action, Transition) and bool(
+        action.assign or action.unassign or action.generation.empty_slots
+    )
 
 
 def describe(action: Action) -> str:

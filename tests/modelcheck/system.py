@@ -21,6 +21,7 @@ from tests.modelcheck import invariants, leader, machine
 from tests.modelcheck.leader import NOW
 from tests.modelcheck.machine import Event, Turn
 from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Choice, Planner, State
+from tests.modelcheck.symmetry import Symmetry
 from tests.modelcheck.trainers import Effect
 from tests.modelcheck.values import (
     Arrival,
@@ -47,9 +48,9 @@ class System(Planner):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         spec = self.spec
-        self.networks: Table[tuple[Group, ...]] = Table()
-        self.rests: Table[Rest] = Table()
         self.orders: Table[Any] = Table()
+        if not shape.from_start:  # there the lowest rank's own state is the job's
+            self.symmetry = Symmetry(self)
         ranks = range(spec.ranks)
         self.dp = [
             [one for one in ranks if spec.shard_position(one) == spec.shard_position(rank)]
@@ -105,7 +106,7 @@ class System(Planner):
         return self._settled(state, number, *result)
 
     def _turned(self, own: int, key: int, event: Event) -> tuple[int, int, tuple[Effect, ...]]:
-        turn = Turn(self.machines[own], self.keys[key], self.shape.steps)
+        turn = Turn(self.machines[own], self.keys[key], self.shape)
         turn.happen(event)
         after, held, effects = turn.finished()
         return self.machines.number(after), self.keys.number(held), effects

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator import model
 from coordinator.model import Rendezvous, TrainerExit
-from tests.modelcheck.values import JOB, Arrival, Key, Machine, Process, Violation, present
+from tests.modelcheck.values import JOB, Arrival, Key, Machine, Process, Shape, Violation, present
 from workerd.agent.actions import SendRestore, SendStop
 from workerd.agent.state import Stopped, TrainerFacts
 from workerd.protocol import phases
@@ -24,19 +24,14 @@ Effect = tuple[Any, ...]
 """("arrive", generation, rank, (Arrival, members)) or ("level", generation, rank, level)."""
 
 
-def digest(instance: str) -> str:
-    """Of the initial state that the script built: one instance has another one."""
-    return "odd" if instance == "n1t1" else "seed"
-
-
 class Trainers:
     """The trainers of one machine, during one event."""
 
-    def __init__(self, machine: Machine, key: Key | None, steps: int) -> None:
+    def __init__(self, machine: Machine, key: Key | None, shape: Shape) -> None:
         self.machine = machine
         self.key = key
         self.effects: list[Effect] = []
-        self._steps = steps
+        self._shape = shape
         self._processes = {one.instance: one for one in machine.processes}
 
     def on_end(self, instance: str, exit_: TrainerExit) -> None:
@@ -105,7 +100,9 @@ class Trainers:
         me = self._processes[instance]
         assert me.pull is not None
         verdict = phases.pulled(me.standing, me.standing.stopped)
-        self._tell(me._replace(standing=verdict.standing, lineage=me.pull[1], pull=None))
+        self._tell(
+            me._replace(standing=verdict.standing, lineage=me.pull[1], pull=None, sources=())
+        )
         self._arrive(instance)
 
     def on_join(self, instance: str) -> None:
@@ -143,7 +140,7 @@ class Trainers:
 
     def _finish(self, instance: str) -> None:
         me = self._processes[instance]
-        if me.standing.phase is not StepPhase.COMPUTING or me.standing.step < self._steps:
+        if me.standing.phase is not StepPhase.COMPUTING or me.standing.step < self._shape.steps:
             return
         verdict = phases.finish(me.standing)
         if verdict.do is not Do.GO:
@@ -160,6 +157,10 @@ class Trainers:
         if not me.reserve:
             self.effects.append(("arrive", number, me.rank, (arrival, self._members())))
         self._tell(me._replace(arrived=number), restored=number)
+
+    def _digest(self, instance: str) -> str:
+        """Of the initial state that the script built: at a job's start one has another one."""
+        return "odd" if self._shape.from_start and instance == "n1t1" else "seed"
 
     def _members(self) -> tuple[int, ...]:
         """The ranks of the replicas that the generation has, by the record that it follows."""
@@ -181,7 +182,7 @@ class Trainers:
             generation=standing.stopped,
             phase=model.StepPhase(standing.phase),
             step=standing.step,
-            initial_digest=digest(instance) if pristine else "",
+            initial_digest=self._digest(instance) if pristine else "",
             shard_address="address",
             offer=STORE,
         )
@@ -201,7 +202,7 @@ class Trainers:
         me = self._processes[message.instance]
         if me.hung:
             return
-        same = any(one.initial_digest == digest(me.instance) for one in message.sources)
+        same = any(one.initial_digest == self._digest(me.instance) for one in message.sources)
         verdict = phases.on_restore(
             me.standing, message.generation, message.resume_step, message.initial, same
         )
@@ -216,7 +217,7 @@ class Trainers:
             reserve=message.reserve,
         )
         if verdict.do is Do.ADOPT:
-            me = me._replace(lineage=(digest(me.instance),))
+            me = me._replace(lineage=(self._digest(me.instance),))
         self._set(me)
         self._arrive(message.instance)
 
