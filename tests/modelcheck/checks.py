@@ -42,6 +42,16 @@ def pairs(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Sha
                 yield name, f"{one} + {other}", shape
 
 
+def quick() -> Iterator[tuple[str, str, Shape]]:
+    """What ends in seconds: one failure of every kind in the smaller configurations, and pairs."""
+    for one in single(["3 x 1", "2 x 2 on 2 nodes", "3 x 1 to 1"]):
+        if one[:2] not in (("2 x 2 on 2 nodes", "reboot"), ("2 x 2 on 2 nodes", "trainer")):
+            yield one
+    for one in pairs(["3 x 1", "3 x 1 to 1"]):
+        if one[1] in ("crash + lead", "crash + stall", "cut + misjudge"):
+            yield one
+
+
 def with_faults(shape: Shape, *kinds: str) -> Shape:
     """The same job, with one fault of each kind."""
     return replace(shape, faults=tuple((kind,) for kind in kinds))

@@ -76,7 +76,7 @@ class Search:
         self.result = Result()
         self._limits = (states, seconds)
         self._parents = array("i", [-1])
-        self._states: list[State] = []
+        self.states: list[State] = []
         self._from = array("i")
         self._to = array("i")
 
@@ -86,7 +86,7 @@ class Search:
         symmetry = self.system.symmetry
         first = self._named(begin(self.system))
         numbers = {first: 0}
-        self._states = states = [first]
+        self.states = states = [first]
         ended = bytearray(1)
         result, limits = self.result, self._limits
         at = 0
@@ -142,9 +142,9 @@ class Search:
             path.append(self._parents[path[-1]])
         path.reverse()
         lines = []
-        state = self._states[0]
+        state = self.states[0]
         for before, after in itertools.pairwise(path):
-            label, state = self._step(state, self._states[before], self._states[after])
+            label, state = self._step(state, self.states[before], self.states[after])
             lines.append(label)
         return "\n  ".join([error, *lines, *describe(self.system, state)])
 
