@@ -27,6 +27,8 @@ def carried(network: tuple[Group, ...], effect: Effect, spec: JobSpec) -> tuple[
         group = _arrived(group or empty, rank, arrival, spec)
     elif group is None:
         return network
+    elif what == "wish":
+        group = group._replace(wish=value)
     else:
         levels = (*group.levels[:rank], value, *group.levels[rank + 1 :])
         group = group._replace(levels=levels)

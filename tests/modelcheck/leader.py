@@ -149,7 +149,9 @@ def election(leader: int) -> Created:
 
 def generation_revision(generation: Generation | None) -> int:
     """When the record was last changed."""
-    return 0 if generation is None else 10 * generation.generation + int(generation.phase)
+    if generation is None:
+        return 0
+    return 20 * generation.generation + 2 * int(generation.phase) + bool(generation.hold)
 
 
 def revision(control: Control, key: str) -> int:
@@ -264,6 +266,7 @@ def _loaded(kind: KeyKind, raw: bytes) -> Any:
                 rendezvous=None if record.rendezvous is None else STORE,
                 incident="i" if record.incident else "",
                 regroups=min(record.regroups, MANY),
+                hold="planned" if record.hold else "",
                 reason="",
             )
         case Incident():
@@ -307,6 +310,10 @@ def check(before: Control, after: Control) -> None:
         if not over and (held is None or held.slot != slot.slot):
             raise Violation(f"slot {slot.slot} is {slot.node}'s, which is assigned {held}")
     if new is None or new == old:
+        return
+    if old is not None and not old.hold and new == replace(old, hold=new.hold):
+        if new.phase is not Phase.RUNNING:
+            raise Violation(f"generation {new.generation} is held in {new.phase.name}")
         return
     was = (0, 0) if old is None else (old.generation, int(old.phase))
     if (new.generation, new.phase) <= was or new.generation > was[0] + 1:

@@ -32,6 +32,7 @@ from workerd.agent.actions import (
     KillTrainer,
     PlaceTrainer,
     Renew,
+    SendHold,
     SendRelease,
     SendRestore,
     SendRunning,
@@ -168,6 +169,9 @@ class Turn(Trainers):
             case SendRestore():
                 self._facts(action.instance, restore_sent=action.generation)
                 self._restore(action)
+            case SendHold():
+                self._facts(action.instance, hold_sent=action.generation)
+                self._hold(action)
             case SendRunning():
                 self._facts(action.instance, running_sent=action.generation)
             case SendRelease():

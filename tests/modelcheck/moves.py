@@ -109,6 +109,7 @@ def _agreement(system: System, state: State, number: int, me: Process) -> Iterat
     group = system.group(state[NETWORK], standing.joined)
     if group is None or group.broken:
         return
+    event: Event
     level, mine = 3 * standing.step + 1, group.levels[me.rank]
     replica = system.replica[me.rank]
     if len(replica) > 1 and mine == level:
@@ -117,7 +118,7 @@ def _agreement(system: System, state: State, number: int, me: Process) -> Iterat
             yield (("agree", number, me.instance, standing.step), system.turn(state, number, event))
     elif system.entered(group, system.dp[me.rank], mine):
         invariants.may_update(group, me, standing.step)
-        event = ("update", me.instance)
+        event = ("update", me.instance, group.wish == standing.step)
         yield (("update", number, me.instance, standing.step), system.turn(state, number, event))
 
 

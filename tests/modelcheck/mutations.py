@@ -118,10 +118,10 @@ def loose_freeze(patch: pytest.MonkeyPatch) -> None:
     """An update may begin although a stop has been taken."""
     may_update = phases.may_update
 
-    def loose(standing: phases.Standing, agreed: bool) -> phases.Verdict:
+    def loose(standing: phases.Standing, agreed: bool, stop_after: bool = False) -> phases.Verdict:
         if not agreed:
             return may_update(standing, agreed)
-        verdict = may_update(standing._replace(stopped=standing.joined), agreed)
+        verdict = may_update(standing._replace(stopped=standing.joined), agreed, stop_after)
         late = verdict.standing._replace(stopped=standing.stopped)
         return phases.Verdict(verdict.do, late, verdict.reason)
 

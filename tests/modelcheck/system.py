@@ -193,7 +193,7 @@ class System(Planner):
                 rest = self.rests[new[REST]]
                 if level % 3 == 0 and step > rest.highest:
                     new[REST] = self.rests.number(rest._replace(highest=step))
-            elif found != before:
+            elif effect[0] == "arrive" and found != before:
                 group = self.group(found, effect[1])
                 assert group is not None
                 arrival: Arrival = effect[3][0]
@@ -313,7 +313,7 @@ class System(Planner):
                     yield ("pulled", me)
             if me.arrived == number and me.broken < number and not me.reserve:
                 yield ("break", me, number)
-        elif standing.joined and me.broken < standing.joined:
+        elif standing.joined and me.broken < standing.joined and not phases.at_boundary(standing):
             if standing.phase is StepPhase.COMPUTING:
                 yield ("prepare", me)
             if standing.phase is not StepPhase.DONE:

@@ -12,7 +12,7 @@ from typing import Any
 from coordinator import model
 from coordinator.model import Rendezvous, TrainerExit
 from tests.modelcheck.values import JOB, Arrival, Key, Machine, Process, Shape, Violation, present
-from workerd.agent.actions import SendRestore, SendStop
+from workerd.agent.actions import SendHold, SendRestore, SendStop
 from workerd.agent.state import Stopped, TrainerFacts
 from workerd.protocol import phases
 from workerd.protocol.page import StepPhase
@@ -21,7 +21,8 @@ from workerd.protocol.phases import Do
 STORE = Rendezvous("store", "nonce")
 
 Effect = tuple[Any, ...]
-"""("arrive", generation, rank, (Arrival, members)) or ("level", generation, rank, level)."""
+"""("arrive", generation, rank, (Arrival, members)), ("level", generation, rank, level)
+or ("wish", generation, rank, step)."""
 
 
 class Trainers:
@@ -60,21 +61,26 @@ class Trainers:
             raise Violation(f"rank {me.rank} can't prepare: {verdict.reason}")
         self._tell(me._replace(standing=verdict.standing))
         self._level(me, 1)
+        if me.wish == me.standing.joined:
+            self.effects.append(("wish", me.standing.joined, me.rank, me.standing.step))
 
     def on_agree(self, instance: str) -> None:
         """Its replica has agreed."""
         self._level(self._processes[instance], 2)
 
-    def on_update(self, instance: str) -> None:
+    def on_update(self, instance: str, stop_after: bool) -> None:
         """All have agreed: it updates. Nobody could tell the moment in between from before."""
         me = self._processes[instance]
-        verdict = phases.may_update(me.standing, agreed=True)
+        verdict = phases.may_update(me.standing, agreed=True, stop_after=stop_after)
         if verdict.do is not Do.GO:
             raise Violation(f"rank {me.rank} can't update: {verdict.reason}")
         self._updated(me._replace(standing=verdict.standing))
         if me.standing.joined >= me.standing.stopped:
             me = self._processes[instance]
             self._level(me, 0)
+            if phases.at_boundary(me.standing):
+                self._tell(me, committed=me.standing.joined, held=me.standing.joined)
+                return
             self._tell(me, committed=me.standing.joined)
             self._finish(instance)
 
@@ -185,6 +191,7 @@ class Trainers:
             initial_digest=self._digest(instance) if pristine else "",
             shard_address="address",
             offer=STORE,
+            held=phases.at_boundary(standing),
         )
         self._tell(me._replace(standing=standing), stopped=stopped)
 
@@ -197,6 +204,11 @@ class Trainers:
         verdict = phases.on_stop(me.standing, message.generation)
         self._set(me._replace(standing=verdict.standing, rank=message.rank, pull=None))
         self._answer(message.instance)
+
+    def _hold(self, message: SendHold) -> None:
+        me = self._processes[message.instance]
+        if not me.hung:
+            self._set(me._replace(wish=message.generation))
 
     def _restore(self, message: SendRestore) -> None:
         me = self._processes[message.instance]

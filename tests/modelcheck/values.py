@@ -97,6 +97,8 @@ class Process(NamedTuple):
     """The newest generation whose group it has seen break."""
     reserve: bool = False
     """The RESTORE that it follows has its replica absent: it serves, and doesn't join."""
+    wish: int = 0
+    """The generation whose ranks it is to ask for a stop after their step."""
     hung: bool = False
 
 
@@ -167,6 +169,8 @@ class Group(NamedTuple):
     levels: tuple[int, ...]
     """How many collectives each rank has entered, three a step; -1 before it has joined."""
     broken: bool = False
+    wish: int = -1
+    """The step after which a rank has asked for a stop."""
 
     @property
     def whole(self) -> bool:
