@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole model check: ``python -m tests.modelcheck [part of a name]...``."""
+"""The whole model check: ``python -m tests.modelcheck ['CONFIGURATION FAILURES']...``.
+
+A search that has too many states is cut short, and says so.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from tests.modelcheck.values import Violation
 
 
 def main() -> int:
-    """Runs all searches whose row begins with one of the arguments; 1 if one found something."""
+    """Runs all searches whose row begins with one of the arguments.
+
+    Returns 1 if one found something, or didn't end.
+    """
     wanted = sys.argv[1:] or [""]
     failed = False
     print(checks.HEAD, flush=True)
@@ -19,7 +25,9 @@ def main() -> int:
         if not any(f"{name} {failures}".startswith(one) for one in wanted):
             continue
         try:
-            print(checks.row(name, failures, Search(shape).run()), flush=True)
+            result = Search(shape).run()
+            print(checks.row(name, failures, result), flush=True)
+            failed = failed or not result.complete
         except Violation as error:
             failed = True
             print(f"{name:18} {failures:20} VIOLATION: {error}", flush=True)
