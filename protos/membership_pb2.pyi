@@ -260,6 +260,40 @@ class SlotRank(_message.Message):
 Global___SlotRank: _TypeAlias = SlotRank  # noqa: Y015
 
 @_typing.final
+class Leaver(_message.Message):
+    """A node that has given its slot to another one: stopped, it serves its state until the generations
+    from `since` on run.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    incarnation: _builtins.str
+    since: _builtins.int
+    """the generation in which it left"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRank]: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        ranks: _abc.Iterable[Global___SlotRank] | None = ...,
+        since: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "node", b"node", "ranks", b"ranks", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leaver: _TypeAlias = Leaver  # noqa: Y015
+
+@_typing.final
 class Slot(_message.Message):
     """jobs/<job>/slots/<slot>"""
 
@@ -270,6 +304,7 @@ class Slot(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     node: _builtins.str
     """empty while the slot has no node"""
@@ -278,6 +313,10 @@ class Slot(_message.Message):
     """the generation that wrote this record"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRank]: ...
+    @_builtins.property
+    def leaving(self) -> Global___Leaver:
+        """who had the slot before, by a planned change; unset when nobody"""
+
     def __init__(
         self,
         *,
@@ -286,10 +325,11 @@ class Slot(_message.Message):
         incarnation: _builtins.str = ...,
         ranks: _abc.Iterable[Global___SlotRank] | None = ...,
         generation: _builtins.int = ...,
+        leaving: Global___Leaver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leaving", b"leaving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "node", b"node", "ranks", b"ranks", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "leaving", b"leaving", "node", b"node", "ranks", b"ranks", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from coordinator.model.job import Job, JobSpec, JobState, JobStatus
 from coordinator.model.membership import (
     Ack,
     Generation,
+    Leaver,
     Phase,
     Progress,
     Pull,
@@ -54,6 +55,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "JobView",
+    "Leaver",
     "LiveNode",
     "Node",
     "NodeFlags",

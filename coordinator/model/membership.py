@@ -88,6 +88,16 @@ class SlotRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaver:
+    """A node that has given its slot away, and serves its state, stopped, until the others run."""
+
+    node: str = ""
+    incarnation: str = ""
+    ranks: tuple[SlotRank, ...] = ()
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """``jobs/<job>/slots/<slot>``: the place of one node in a job."""
 
@@ -96,6 +106,16 @@ class Slot:
     incarnation: str = ""
     ranks: tuple[SlotRank, ...] = ()
     generation: int = 0
+    leaving: Leaver | None = None
+
+    def left(self, generation: Generation) -> Slot | None:
+        """The slot as who has left it still has it in a generation; None when nobody has."""
+        one = self.leaving
+        if one is None or not generation.last_running_generation < one.since:
+            return None
+        if one.since > generation.generation or generation.phase.ended:
+            return None
+        return Slot(self.slot, one.node, one.incarnation, one.ranks, self.generation)
 
 
 @dataclass(frozen=True, slots=True)

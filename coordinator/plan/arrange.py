@@ -117,6 +117,7 @@ class _Arranging:
             view, self.spec, free, {number: slot.node for number, slot in living.items()}
         )
         self.unclear = [slot for number, slot in living.items() if number not in self.stay]
+        self.back = {slot.slot: slot for slot in holders.leavers(view, job) if slot.slot in lost}
         self.awaited: list[Slot] = []
         self.absent = absent_blocks(job)
         self.placed: dict[int, str] = {}
@@ -128,7 +129,7 @@ class _Arranging:
     def needs(self, count: int) -> int:
         """How many free nodes it takes to have so many whole blocks."""
         kinds = [0] * self.size
-        for number in self.stay:
+        for number in self.stay.keys() | self.back.keys():
             kinds[number % self.size] += 1
         return sum(max(0, count - one) for one in kinds)
 
@@ -159,6 +160,9 @@ class _Arranging:
             donors.setdefault(number % self.size, []).append(number)
         for number in (one for block in chosen for one in self.slots(block)):
             if number in self.stay:
+                continue
+            if number in self.back:  # who had left it takes it back, with its state
+                self.moved[number] = self.back[number]
                 continue
             of_kind = donors.get(number % self.size)
             if of_kind:

@@ -2,13 +2,13 @@
 """Planned changes wait for a step's boundary, so that no work is lost.
 
 First the record says ``hold``: then the ranks agree, in the barrier before an update, to stop after
-it, all after the same step. As soon as one of those that stay says that it has come there, the
-generation that makes the change may begin: whoever is still before its update applies it then.
+it, all after the same step. As soon as one of them says that it has come there, the generation that
+makes the change may begin: whoever is still before its update applies it then. (Who leaves
+acknowledges, too: else the state that it has come to would go with it.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -17,16 +17,10 @@ from coordinator.plan import holders, membership
 from coordinator.plan.actions import Transition, Wait
 
 
-def reached(job: JobView, leaving: Set[int] = frozenset()) -> bool:
-    """Whether a rank of this generation stands at the boundary that all have agreed on.
-
-    The owners of the slots ``leaving`` don't count: the state that they have come to goes with
-    them, and the others would compute their step again.
-    """
+def reached(job: JobView) -> bool:
+    """Whether a rank of this generation stands at the boundary that all have agreed on."""
     number = job.current.generation
     for slot in holders.owners(job):
-        if slot.slot in leaving:
-            continue
         for local in range(len(slot.ranks)):
             seen = holders.progress(job, slot, local)
             if seen is not None and seen.held == number:
@@ -47,9 +41,7 @@ def is_planned(change: Transition | Wait | None, job: JobView) -> TypeGuard[Tran
 def at(job: JobView, change: Transition) -> Transition | Wait:
     """The change, where it costs no step; before that the wish for a stop, then the wait for it."""
     current = job.current
-    owners = {slot.slot: slot.node for slot in holders.owners(job)}
-    leaving = {one.slot for one in change.slots if one.node != owners.get(one.slot)}
-    if current.phase is not Phase.RUNNING or reached(job, leaving):
+    if current.phase is not Phase.RUNNING or reached(job):
         return change
     if current.hold:
         return Wait(job.job.spec.name, f"until the step under way is done: {change.reason}")

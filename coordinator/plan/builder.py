@@ -12,6 +12,7 @@ from coordinator.model import (
     ClusterView,
     Generation,
     JobView,
+    Leaver,
     Phase,
     Slot,
     SlotRank,
@@ -34,9 +35,12 @@ class Builder:
         self._assign: list[Assignment] = []
         self._unassign: list[str] = []
 
-    def place(self, number: int, node: str) -> None:
-        """A node without a place takes a slot."""
+    def place(self, number: int, node: str, leaving: Slot | None = None) -> None:
+        """A node without a place takes a slot, from ``leaving`` if its owner is to be a source."""
         spec = self._job.job.spec
+        before = self._job.slots.get(number, Slot(slot=number)).leaving
+        if leaving is not None:
+            before = Leaver(leaving.node, leaving.incarnation, leaving.ranks, self._number)
         record = self._view.nodes[node].record
         self._slots[number] = Slot(
             slot=number,
@@ -44,6 +48,7 @@ class Builder:
             incarnation=record.incarnation,
             ranks=(SlotRank(since=self._number),) * spec.ranks_per_node,
             generation=self._number,
+            leaving=before,
         )
         self._assign.append(
             Assignment(
@@ -63,7 +68,7 @@ class Builder:
             SlotRank(since=self._number) if local in fresh or not rank.instance else rank
             for local, rank in enumerate(old.ranks)
         )
-        moved = replace(old, slot=number, ranks=ranks, generation=self._number)
+        moved = replace(old, slot=number, ranks=ranks, generation=self._number, leaving=None)
         self._slots[number] = moved
         held = self._view.assignments[old.node]
         self._assign.append(replace(held, slot=number, generation=self._number))

@@ -2,7 +2,7 @@
 """Nodes whose place another node is to take, by an operator's wish.
 
 The replacement is warmed first. It takes over at a step's boundary, by a generation like any other:
-no step is computed again.
+no step is computed again. Who leaves stays, stopped, and serves its state until the others run.
 """
 
 from __future__ import annotations
@@ -46,9 +46,6 @@ def change(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wai
         f"{slot.node} (slot {slot.slot}) is {wish(view.flags_of(slot.node))}" for slot in going
     )
     out = {slot.slot for slot in going}
-    kept = [slot for slot in going if not holders.held_elsewhere(view, job, slot, out)]
-    if kept:
-        return Wait(name, f"{who}; nobody else holds the state of slot {kept[0].slot}")
     if job.incident is not None and not job.incident.closed:
         return Wait(name, f"{who}; not before the first step after incident {job.incident.id}")
     found = candidates(view, job.job, taken)
@@ -63,8 +60,7 @@ def change(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wai
     leave = going[: len(pool)]
     for slot in leave:
         node = pool.take(slot.slot)
-        build.free(slot)
-        build.place(slot.slot, node)
+        build.place(slot.slot, node, leaving=slot)
         reasons.append(
             f"slot {slot.slot}: {slot.node} -> hot spare {node}, "
             f"it is {wish(view.flags_of(slot.node))}"

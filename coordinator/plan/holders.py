@@ -50,6 +50,26 @@ def reserves(job: JobView) -> Iterator[Slot]:
     return (slot for slot in owners(job) if absent(job, slot.slot))
 
 
+def leavers(view: ClusterView, job: JobView) -> list[Slot]:
+    """The slots of those who have left by a planned change, live, and hold state until RUNNING.
+
+    As reserves they stop, acknowledge and follow the RESTORE, but don't join (rule 8).
+    """
+    current = job.current
+    if current.phase not in (Phase.PAUSE, Phase.RESTORE):
+        return []
+    found = []
+    for _, slot in sorted(job.slots.items()):
+        left = slot.left(current)
+        if left is None or not view.alive(left.node, left.incarnation):
+            continue
+        held = view.assignments.get(left.node)
+        mine = held is not None and (held.job, held.slot) == (job.job.spec.name, left.slot)
+        if mine and not ended(view, job, left):
+            found.append(left)
+    return found
+
+
 def staged(job: JobView) -> frozenset[int]:
     """Slots written for a generation whose record isn't there: a large change takes several
     transactions, and the leader that began it is gone. Only the next generation makes them valid.
@@ -164,6 +184,8 @@ def held_elsewhere(view: ClusterView, job: JobView, slot: Slot, leaving: Set[int
     Rule 8: nobody that still answers is given up while it is the last holder of a position.
     """
     left = held(view, job, slot)
+    for other in leavers(view, job):
+        left -= held(view, job, other, known=True)
     for other in owners(job):
         if other.slot == slot.slot or other.slot in leaving:
             continue

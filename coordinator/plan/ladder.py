@@ -29,6 +29,9 @@ def change(
     """A generation that mends the faults, fills empty slots or grows; None when all is well."""
     current, spec = job.current, job.job.spec
     faults = membership.find(view, job)
+    if not faults and (gone := _source_gone(view, job)):
+        why = f"{gone} is lost while it serves its state to who takes its place"
+        return membership.regroup(view, job, Cause.NODE_LOST, why)
     if not (faults or _waits(job) or _may_grow(job) or _unheld(view, job)):
         return None
     restarts = current.restarts + len(faults.ended)
@@ -53,6 +56,25 @@ def change(
     if not faults and not found.placed and not found.moved and same:
         return None
     return _Words(view, job, faults, found, free.hot).change(now, settings, restarts)
+
+
+def _source_gone(view: ClusterView, job: JobView) -> str:
+    """Who has left, was to serve, and is lost before all members hold their state."""
+    current = job.current
+    if current.phase is not Phase.RESTORE:
+        return ""
+    left = [one for slot in job.slots.values() if (one := slot.left(current)) is not None]
+    if not left:
+        return ""
+    living = {one.node for one in holders.leavers(view, job)}
+    named = {source.node for source in current.sources}
+    gone = sorted(one.node for one in left if one.node in named - living)
+    for slot in holders.members(job) if gone else ():
+        for local in range(len(slot.ranks)):
+            seen = holders.progress(job, slot, local)
+            if seen is None or seen.restored < current.generation:
+                return gone[0]
+    return ""
 
 
 def _waits(job: JobView) -> bool:
@@ -187,7 +209,8 @@ class _Words:
             elif number in found.moved:
                 mover = found.moved[number]
                 build.move(number, mover, over.get(mover.slot, {}).keys())
-                self.reasons.append(f"slot {number}: {said} -> {mover.node} from slot {mover.slot}")
+                where = f"from slot {mover.slot}" if mover.slot != number else "which had left it"
+                self.reasons.append(f"slot {number}: {said} -> {mover.node} {where}")
             else:
                 if old.node:
                     build.empty(number)

@@ -272,9 +272,11 @@ def _restore(
 
 def _with_instances(owned: list[_Owned]) -> tuple[Slot, ...]:
     """The slots in which the acknowledged instances are not named yet, with them."""
-    by_slot: dict[int, tuple[Slot, list[SlotRank]]] = {}
+    # by owner, too: who leaves a slot has another one's place in it
+    by_slot: dict[tuple[int, str], tuple[Slot, list[SlotRank]]] = {}
     for one in owned:
-        slot, ranks = by_slot.setdefault(one.slot.slot, (one.slot, list(one.slot.ranks)))
+        at = (one.slot.slot, one.slot.node)
+        slot, ranks = by_slot.setdefault(at, (one.slot, list(one.slot.ranks)))
         ranks[one.local] = replace(slot.ranks[one.local], instance=one.ack.instance)
     return tuple(
         replace(slot, ranks=tuple(ranks))

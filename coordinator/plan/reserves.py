@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Owners of absent replicas: they hold state, stopped, until the others run (rule 8)."""
+"""Owners of absent replicas, and who leaves: they hold state, stopped, until RUNNING (rule 8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ NAMED = 5
 def of_use(view: ClusterView, job: JobView) -> list[Slot]:
     """The reserves that still can acknowledge."""
     stay = arrange.staying(view, job, frozenset())
-    return [slot for slot in holders.reserves(job) if slot.slot in stay]
+    kept = [slot for slot in holders.reserves(job) if slot.slot in stay]
+    return [*kept, *holders.leavers(view, job)]
 
 
 def missing(

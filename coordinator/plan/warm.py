@@ -104,6 +104,9 @@ def leftovers(view: ClusterView) -> Iterator[Unassign]:
         slot = job.slots.get(held.slot, Slot(slot=held.slot))
         if max(held.generation, slot.generation) > job.generation.generation:
             continue  # staged: valid only with the next record
+        left = slot.left(job.generation)
+        if left is not None and (left.node, left.incarnation) == (node, held.incarnation):
+            continue  # it serves its state until the others run
         if (slot.node, slot.incarnation) != (node, held.incarnation):
             owner = slot.node or "nobody"
             yield Unassign(node, held.job, f"slot {held.slot} of job {held.job} is {owner}'s")

@@ -48,6 +48,25 @@ def test_a_drained_node_leaves_at_a_step_s_boundary(reference: Reference) -> Non
         assert run.finish() == wanted
 
 
+def test_a_drained_node_that_alone_has_its_state_serves_it(reference: Reference) -> None:
+    job = spec(replicas=1)
+    wanted = reference(job)
+    with running(2) as cluster:
+        run = Run(cluster, job)
+        run.wait_spare()
+        run.wait_step(20)
+        leaves = run.node_of(0)
+        cluster.admin.drain(leaves, "a new rack")
+        incident = run.wait_incident()
+        assert (incident.cause, incident.lost_steps) == (Cause.PLANNED.value, 0)
+        assert incident.bytes_moved > 0
+        assert run.node_of(0) != leaves
+        cluster.admin.wait_nodes(
+            lambda nodes: not nodes[leaves].HasField("assignment"), END, "the node is empty"
+        )
+        assert run.finish() == wanted
+
+
 def test_a_job_is_scaled_down_and_up_again_without_a_restart() -> None:
     job = replace(spec(steps=100_000, spares=0), min_replicas=2)
     with running(3) as cluster:

@@ -218,10 +218,9 @@ def no_boundary(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(boundary, "at", lambda job, change: change)
 
 
-def leavers_boundary(patch: pytest.MonkeyPatch) -> None:
-    """A planned change begins when a rank that leaves has come to the boundary."""
-    reached = boundary.reached
-    patch.setattr(boundary, "reached", lambda job, leaving=frozenset(): reached(job))
+def leavers_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Who leaves is gone at once, with the state that it has come to."""
+    patch.setattr(holders, "leavers", lambda view, job: [])
 
 
 MUTATIONS = (
@@ -276,9 +275,9 @@ MUTATIONS = (
     ),
     Mutation("no boundary", no_boundary, "a planned change costs", ("drain",), Shape(steps=6)),
     Mutation(
-        "who leaves tells of the boundary",
-        leavers_boundary,
-        "a planned change costs",
+        "who leaves is forgotten",
+        leavers_forgotten,
+        "a planned change costs|LOST",
         ("drain",),
         Shape(steps=6),
         mend=False,

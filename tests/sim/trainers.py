@@ -171,7 +171,7 @@ def _restored(world: World, name: str, me: Process) -> World:
     there = world.network.arrived.get(number, {})
     mine = (me.instance, me.standing.step, me.lineage)
     before = there.get(me.rank)
-    if before is not None and before[0] != me.instance:
+    if before is not None and before[0] != me.instance and not me.reserve:
         raise Violation(f"{me.instance} and {before[0]} both join {number} as rank {me.rank}")
     for rank, other in there.items():
         if other[1] != mine[1]:

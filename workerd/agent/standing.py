@@ -31,6 +31,8 @@ class Owner:
     job: Job
     generation: Generation
     slot: Slot
+    leaving: bool = False
+    """Another node has the slot: this one serves its state, stopped, until the others run."""
 
     def placement(self, local_rank: int) -> Placement | None:
         """What the trainer of a local rank must be placed for; None without such a rank."""
@@ -101,7 +103,11 @@ def _owner(
     # Slots are staged before the record of their generation, and valid only with it.
     if max(slot.generation, since) > generation.generation:
         return Expecting(name, number)
-    if (slot.node, slot.incarnation) != (local.node, local.incarnation):
+    mine = (local.node, local.incarnation)
+    left = slot.left(generation)
+    if left is not None and (left.node, left.incarnation) == mine:
+        return Owner(job.job, generation, left, leaving=True)
+    if (slot.node, slot.incarnation) != mine:
         return Idle(f"slot {number} of job {name} belongs to {slot.node or 'nobody'}")
     if generation.phase.ended:
         return Idle(f"job {name} is {generation.phase.name}")

@@ -85,7 +85,8 @@ def _follow(
             generation=number,
             rank=rank,
             offer_rendezvous=state.slot.slot in generation.rendezvous_slots
-            and trainer.local_rank == 0,
+            and trainer.local_rank == 0
+            and not state.leaving,
             reason=f"PAUSE of generation {number}",
         )
     elif generation.phase is Phase.RESTORE and trainer.restore_sent < number:
@@ -110,7 +111,7 @@ def _follow(
                 shard_position=position,
                 sources=tuple(one for one in generation.sources if one.shard_position == position),
                 rendezvous=generation.rendezvous,
-                reserve=replica not in present,
+                reserve=state.leaving or replica not in present,
                 reason=f"RESTORE of generation {number}",
             )
     elif generation.phase is Phase.RUNNING and trainer.joined == number:

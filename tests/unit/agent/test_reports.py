@@ -10,6 +10,7 @@ import pytest
 from coordinator.model import (
     Ack,
     Device,
+    Leaver,
     Node,
     Phase,
     Pull,
@@ -136,6 +137,26 @@ def test_a_rank_at_the_boundary_is_told_at_once() -> None:
     (write,) = decided(told, local(replace(here, held=2), written=known), do.WriteProgress)
     assert isinstance(write, do.WriteProgress)
     assert write.progress.ranks[0].held == 2
+
+
+def test_who_leaves_its_slot_stops_serves_and_ends_when_the_others_run() -> None:
+    """Another node has it: this one offers no store and does not join."""
+    leaver = Leaver("n", "i", (SlotRank("t", 1),), 2)
+    taken = Slot(1, "other", "o", (SlotRank(since=2),), 2, leaver)
+    told = with_job(orders(Phase.PAUSE, 2, instance="t", rendezvous_slots=(1,)), slot=taken)
+    (stop,) = decided(told, local(trainer()))
+    assert isinstance(stop, do.SendStop)
+    assert (stop.generation, stop.offer_rendezvous) == (2, False)
+    (write,) = decided(told, local(STOPPED), do.WriteAck)
+    assert isinstance(write, do.WriteAck)
+    assert write.ack.ranks[0].instance == "t"
+    (restore,) = decided(with_job(RESTORE, slot=taken), local(STOPPED))
+    assert isinstance(restore, do.SendRestore)
+    assert restore.reserve
+    running = orders(Phase.RUNNING, 2, instance="t", last_running_generation=2)
+    assert kinds(with_job(running, slot=taken), local(STOPPED)) == ["EndTrainer"]
+    stranger = replace(taken, leaving=replace(leaver, incarnation="older"))
+    assert kinds(with_job(told, slot=stranger), local(trainer())) == ["EndTrainer"]
 
 
 # ---- what is written

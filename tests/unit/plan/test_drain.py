@@ -6,14 +6,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.model import (
+    Ack,
+    Assignment,
     Cause,
     ClusterView,
+    DeadIncarnation,
+    JobView,
+    Leaver,
     NodeFlags,
     Phase,
+    RankAck,
+    Source,
     StepPhase,
     TrainerState,
 )
-from coordinator.plan import KeepWarm, SettleFlags, Transition, UpdateStatus, Wait
+from coordinator.plan import KeepWarm, SettleFlags, Transition, Unassign, UpdateStatus, Wait
 from tests.unit.plan.views import (
     JOB,
     acked,
@@ -21,6 +28,7 @@ from tests.unit.plan.views import (
     ended,
     fresh,
     held,
+    instance,
     node,
     none,
     of,
@@ -76,12 +84,101 @@ def test_and_at_the_boundary_the_spare_takes_over() -> None:
     assert (move.incident.cause, move.incident.nodes) == (Cause.PLANNED, ("n1",))
 
 
-def test_who_leaves_does_not_tell_that_the_boundary_is_reached() -> None:
-    """Its state goes with it: the others might not have come there, and would compute again."""
+def test_who_leaves_keeps_its_place_as_a_source_until_the_others_run() -> None:
     job = running(spec())
-    assert none(drained(cluster(held(job, 1), nodes=[HOT]), "n1"), Transition)
-    both = drained(cluster(held(job, 1, 2), nodes=[HOT, node("n4", hot=True)]), "n1", "n2")
-    assert none(both, Transition)
+    move = the(Transition, drained(cluster(held(job, 0), nodes=[HOT]), "n1"))
+    (slot,) = move.slots
+    assert slot.leaving == Leaver("n1", "n1-0", job.slots[1].ranks, 5)
+    assert move.unassign == ()
+    left = slot.left(move.generation)
+    assert left is not None
+    assert (left.node, left.ranks) == ("n1", job.slots[1].ranks)
+    assert slot.left(replace(move.generation, phase=Phase.RESTORE)) is not None
+    runs = replace(move.generation, phase=Phase.RUNNING, last_running_generation=5)
+    assert slot.left(runs) is None
+    assert slot.left(replace(move.generation, phase=Phase.STOPPED)) is None
+    assert slot.left(job.current) is None
+
+
+def left(job: JobView, phase: Phase = Phase.PAUSE, *, since: int = 5) -> ClusterView:
+    """n1 has left slot 1 to n3 in generation 5."""
+    owner = job.slots[1]
+    record = replace(job.current, generation=5, phase=phase, last_running_generation=4)
+    job = fresh(replace(job, generation=record), 1, "n3", since)
+    leaver = Leaver(owner.node, owner.incarnation, owner.ranks, since)
+    job = replace(job, slots={**job.slots, 1: replace(job.slots[1], leaving=leaver)})
+    view = cluster(job, nodes=[node("n1"), HOT])
+    place = Assignment("n1", "n1-0", JOB, 1, 1)
+    return replace(view, assignments={**view.assignments, "n1": place})
+
+
+def with_job(view: ClusterView, job: JobView) -> ClusterView:
+    return replace(view, jobs={JOB: job})
+
+
+def dead(view: ClusterView, name: str) -> ClusterView:
+    return replace(view, flags={name: NodeFlags(dead=(DeadIncarnation(f"{name}-0", "it was"),))})
+
+
+def served(*, acknowledged: bool = True) -> ClusterView:
+    """Of one replica of two ranks: all have stopped but perhaps who leaves."""
+    view = left(running(spec(1, 2)))
+    job = acked(acked(view.jobs[JOB], 0, step=6), 1, StepPhase.EMPTY)
+    ranks = (RankAck(1, instance(1), StepPhase.COMPUTING, 6, shard_address="n1:0", held=True),)
+    if acknowledged:
+        job = replace(job, acks={**job.acks, "n1": Ack(5, "n1-0", ranks)})
+    return with_job(view, job)
+
+
+def test_its_acknowledgement_is_waited_for_and_it_is_a_source() -> None:
+    assert "n1 (slot 1)" in the(Wait, served(acknowledged=False)).reason
+    view = served()
+    move = the(Transition, view)
+    assert (move.generation.phase, move.generation.resume_step) == (Phase.RESTORE, 6)
+    (source,) = move.generation.sources
+    assert (source.shard_position, source.node, source.instance) == (1, "n1", instance(1))
+    (slot,) = move.slots  # named is who has the slot now
+    assert (slot.node, slot.ranks[0].instance) == ("n3", "new1.0")
+    assert slot.leaving is not None
+    assert none(view, Unassign)
+
+
+def test_when_it_dies_with_the_only_state_the_job_is_lost() -> None:
+    assert the(Transition, dead(served(), "n1")).generation.phase is Phase.LOST
+
+
+def test_when_it_dies_while_it_serves_a_new_generation_follows() -> None:
+    view = left(running(spec()), Phase.RESTORE)
+    job = view.jobs[JOB]
+    source = Source(0, 1, "n1", instance(1), "n1:0")
+    view = with_job(view, replace(job, generation=replace(job.current, sources=(source,))))
+    assert none(view, Transition)
+    move = the(Transition, dead(view, "n1"))
+    assert (move.generation.generation, move.generation.phase) == (6, Phase.PAUSE)
+    assert "n1 is lost while it serves" in move.reason
+
+
+def test_when_the_replacement_dies_it_takes_its_place_back() -> None:
+    move = the(Transition, dead(left(running(spec(1, 2))), "n3"))
+    (slot,) = move.slots
+    assert (slot.node, slot.ranks) == ("n1", running(spec(1, 2)).slots[1].ranks)
+    assert slot.leaving is None
+    assert "n3 -> n1 which had left it" in move.reason
+
+
+def test_once_the_others_run_it_is_freed() -> None:
+    view = left(running(spec()))
+    assert none(view, Unassign)
+    job = view.jobs[JOB]
+    runs = replace(job.current, phase=Phase.RUNNING, last_running_generation=5)
+    assert the(Unassign, with_job(view, replace(job, generation=runs))).node == "n1"
+
+
+def test_who_leaves_may_tell_that_the_boundary_is_reached() -> None:
+    """Its acknowledgement counts: whoever has not come there yet applies its update then."""
+    job = running(spec(1))
+    move = the(Transition, drained(cluster(held(job, 0), nodes=[HOT]), "n0"))
+    assert move.generation.generation == 5
 
 
 def test_several_leave_together_as_far_as_there_are_hot_spares() -> None:
