@@ -77,7 +77,7 @@ _Event: TypeAlias = _Stop | _OfTerm | _Look | Probed
 
 
 class NotLeading(Exception):
-    """Nobody leads here, or who leads hasn't seen all yet, or has no time for an answer."""
+    """Nobody leads here, or who leads has no time for an answer, or has not seen all yet."""
 
 
 class Leadership:
@@ -144,6 +144,7 @@ class Controller:
         self._election: Election | None = None
         self._watch: Watch | None = None
         self._leader: Leader | None = None
+        self._looks: list[Future[Seen]] = []
         self._stand_at = 0.0
         self._deciding = 0.0
         self._no_eviction_before = -math.inf
@@ -223,19 +224,29 @@ class Controller:
             self._take_of_term(event.event)
 
     def _show(self, answer: Future[Seen]) -> None:
-        if not answer.set_running_or_notify_cancel():
-            return  # who asked has gone
-        seen = None if self._leader is None else self._leader.see(self._no_eviction_before)
-        if seen is None:
-            answer.set_exception(NotLeading("the leader has not seen all records yet"))
+        leader = self._leader
+        seen = None if leader is None else leader.see(self._no_eviction_before)
+        if leader is not None and seen is None:
+            self._looks.append(answer)  # until it has seen all records
+        elif not answer.set_running_or_notify_cancel():
+            pass  # who asked has gone
+        elif seen is None:
+            answer.set_exception(NotLeading("this coordinator doesn't lead any more"))
         else:
             answer.set_result(seen)
+
+    def _show_all(self) -> None:
+        looks, self._looks = self._looks, []
+        for answer in looks:
+            self._show(answer)
 
     def _take_of_term(self, event: WatchEvent | ElectionEvent | LeaseEvent) -> None:
         match event:
             case Listed() | Changed():
                 if self._leader is not None:
                     self._leader.take(event)
+                if isinstance(event, Listed):
+                    self._show_all()
             case Elected(guard):
                 self._lead(guard)
             case Deposed(reason):
@@ -302,6 +313,7 @@ class Controller:
     def _drop(self, *, revoke: bool) -> None:
         self._leading.set(None)
         self._leader = None
+        self._show_all()
         self._term += 1  # what is still on its way is void
         watch, self._watch = self._watch, None
         election, self._election = self._election, None
