@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.model import Generation, JobSpec, JobState, Phase, Slot
+from coordinator.model import Generation, JobSpec, JobState, NodeFlags, Phase, Slot
 from coordinator.plan import Action, DeclareDead, Transition, Wait, plan, status
 from tests.modelcheck.leader import LATE, SETTINGS
 from tests.modelcheck.planner import NODES, REST, State
@@ -83,6 +83,8 @@ def at_write(system: System, state: State, action: Action) -> None:
         highest = system.rests[state[REST]].highest
         if not record.initial and record.resume_step < highest - 1:
             raise Violation(f"S = {record.resume_step}, but a rank has come to state {highest}")
+        if all(kinds == ("drain",) for kinds in system.shape.faults):
+            _planned(system, state, record.resume_step, highest)
     elif record.phase is Phase.RUNNING:
         group = system.group(state[1], record.generation)
         if group is not None and any(group.levels[rank] < 0 for rank in group.members):
@@ -93,6 +95,18 @@ def at_write(system: System, state: State, action: Action) -> None:
         _finished(system, state)
     elif record.phase is Phase.FAILED and ("trainer",) not in system.shape.faults:
         raise Violation(f"FAILED, although no trainer has ended by itself: {record.reason}")
+
+
+def _planned(system: System, state: State, step: int, highest: int) -> None:
+    """A planned change to which no failure comes costs no step."""
+    begun = [
+        process.rank
+        for own in state[NODES : NODES + system.count]
+        for process in system.machines[own].processes
+        if process.standing.phase is StepPhase.PREPARED and process.standing.step == step
+    ]
+    if step < highest or begun:
+        raise Violation(f"a planned change: ranks {begun} had computed step {step} in vain")
 
 
 def _judged(system: System, state: State, action: DeclareDead) -> None:
@@ -220,7 +234,9 @@ def at_end(system: System, state: State) -> str:
     free = [
         name
         for number, name in enumerate(system.names)
-        if system.machines[state[NODES + number]].connected and control.assignments[number] is None
+        if system.machines[state[NODES + number]].connected
+        and control.assignments[number] is None
+        and not (control.flags[number] or NodeFlags()).draining
     ]
     members = () if generation is None else present(system.spec, generation)
     empty = () if generation is None else generation.empty_slots

@@ -159,7 +159,8 @@ def revision(control: Control, key: str) -> int:
     at = parsed(key)
     if at.kind is KeyKind.GENERATION:
         return generation_revision(control.generation)
-    return 1 + len((control.flags[_index(at.node)] or NodeFlags(())).dead)
+    flags = control.flags[_index(at.node)] or NodeFlags()
+    return 1 + 2 * len(flags.dead) + bool(flags.draining)
 
 
 def build(action: Action, control: Control, seen: ClusterView) -> tuple[Transaction, ...]:

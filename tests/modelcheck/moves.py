@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from coordinator.model import TrainerExit, Verdict
+from coordinator.model import NodeFlags, TrainerExit, Verdict
 from coordinator.plan import DeclareDead, Transition, plan
 from tests.modelcheck import invariants, leader, machine
 from tests.modelcheck.leader import LATE, NOW, SETTINGS, SETTLED
@@ -29,11 +29,13 @@ FAULTS = (
     "late",
     "lead",
     "stall",
+    "drain",
 )
 """A machine is gone; it is gone and comes back at some time; a trainer ends; one stands still; a
 node is cut off from etcd; its workerd is silent; a group breaks although everybody is well; every
 deadline passes at once; a probe of a living node gets no answer; a node's write arrives late or
-never; another leads, while a write of the one before is still on its way; a leader's write is."""
+never; another leads, while a write of the one before is still on its way; a leader's write is;
+an operator drains a node, which is no failure but meets with some."""
 
 
 def moves(system: System, state: State) -> Iterator[Move]:
@@ -263,6 +265,8 @@ def _of_kind(system: System, state: State, kind: str) -> Iterator[Move]:
         yield from _misjudged(system, state)
     elif kind in ("lead", "stall"):
         yield from _held_up(system, state, kind)
+    elif kind == "drain":
+        yield from _drained(system, state)
     else:
         for number in range(system.count):
             there = system.machines[state[NODES + number]]
@@ -314,6 +318,18 @@ def _glitches(system: System, state: State) -> Iterator[Move]:
             new = list(state)
             new[NETWORK] = system.networks.number(broken)
             yield ((group.number,), tuple(new))
+
+
+def _drained(system: System, state: State) -> Iterator[Move]:
+    control = system.controls[state[CONTROL]]
+    for number, name in enumerate(system.names):
+        flags = control.flags[number] or NodeFlags()
+        if any(slot is not None and slot.node == name for slot in control.slots):
+            drained = replace(flags, draining="drained")
+            all_flags = (*control.flags[:number], drained, *control.flags[number + 1 :])
+            new = list(state)
+            new[CONTROL] = system.controls.number(control._replace(flags=all_flags))
+            yield ((number,), system.rest_in(new, True))
 
 
 def _misjudged(system: System, state: State) -> Iterator[Move]:

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.controller import transactions
 from coordinator.model import JobView, Phase, RankAck, Slot, StepPhase, TrainerExit
-from coordinator.plan import deaths, holders, membership, recover
+from coordinator.plan import boundary, deaths, holders, membership, recover
 from coordinator.plan.actions import Transition
 from tests.modelcheck import checks
 from tests.modelcheck.leader import Jobs
@@ -233,6 +233,11 @@ def leaves_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trainers, "_finish", leave)
 
 
+def no_boundary(patch: pytest.MonkeyPatch) -> None:
+    """A planned change doesn't wait for a step's boundary."""
+    patch.setattr(boundary, "reached", lambda *_: True)
+
+
 def lives_on(patch: pytest.MonkeyPatch) -> None:
     """A node doesn't look whether it has been recorded dead."""
 
@@ -284,6 +289,7 @@ MUTATIONS = (
     Mutation("end not held", leaves_early, "LOST, although", _of("3 x 1")),
     Mutation("FINISHED early", ends_early, "FINISHED, but rank", _of("3 x 1")),
     Mutation("no regrouping", no_regroup, "no end", _of("3 x 1", "glitch")),
+    Mutation("boundary ignored", no_boundary, "in vain", _of("3 x 1", "drain")),
     Mutation(
         "own death ignored",
         lives_on,
