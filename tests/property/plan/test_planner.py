@@ -196,21 +196,26 @@ def test_lost_only_without_a_holder(shown: tuple[ClusterView, float]) -> None:
         if not isinstance(move, Transition) or move.generation.phase is not Phase.LOST:
             continue
         job = view.jobs[move.generation.job]
-        acks: list[RankAck] = []
+        said: list[tuple[bool, list[RankAck]]] = []
         unclear: set[int] = set()
         for slot in holders.owners(job):
             given_ = holders.acks(job, slot)
             if given_ is not None:
-                acks += [one for one in given_ if one.phase is not StepPhase.EMPTY]
+                holding = [one for one in given_ if one.phase is not StepPhase.EMPTY]
+                said.append((holders.absent(job, slot.slot), holding))
             else:
                 assert holders.absent(job, slot.slot), "who has not answered may hold a state"
                 over = holders.ended(view, job, slot)
                 if not over and not view.flags_of(slot.node).is_dead(slot.incarnation):
                     unclear |= holders.held(view, job, slot)
+        step = max((one.step for _, ranks in said for one in ranks), default=-1)
         held = {
             job.job.spec.shard_position(one.rank)
-            for one in acks
-            if recover.reaches(one, max(one.step for one in acks))
+            for reserve, ranks in said
+            # a reserve follows the RESTORE with all of its ranks, or not at all
+            if not reserve or all(recover.reaches(one, step) for one in ranks)
+            for one in ranks
+            if recover.reaches(one, step)
         }
         held |= unclear
         assert len(held) < job.job.spec.shard_positions
