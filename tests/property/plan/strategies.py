@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from coordinator.model import (
     Ack,
+    Assignment,
     ClusterView,
     DeadIncarnation,
     JobState,
     JobStatus,
     JobView,
+    Leaver,
     NodeFlags,
     Phase,
     Progress,
@@ -36,6 +38,19 @@ INSTANCES = ["", "a", "b", "c"]
 
 
 @st.composite
+def _leaver(draw: st.DrawFn, at: int, ranks: int) -> Leaver | None:
+    """Who has left a slot, perhaps."""
+    if draw(st.integers(0, 3)):
+        return None
+    name = draw(st.sampled_from(NODES))
+    named = tuple(
+        SlotRank(draw(st.sampled_from(INSTANCES[1:])), draw(st.integers(1, at)))
+        for _ in range(ranks)
+    )
+    return Leaver(name, f"{name}-0", named, draw(st.integers(1, at)))
+
+
+@st.composite
 def _slot(draw: st.DrawFn, number: int, at: int, ranks: int, owner: str) -> Slot:
     """A slot: empty, or an owner's, of any generation."""
     if draw(st.integers(0, 5)) == 0:
@@ -50,6 +65,7 @@ def _slot(draw: st.DrawFn, number: int, at: int, ranks: int, owner: str) -> Slot
         ),
         # now and then one that was staged for the next
         generation=draw(st.sampled_from([at, at, at, at + 1])),
+        leaving=draw(_leaver(at, ranks)),
     )
 
 
@@ -117,6 +133,14 @@ def _job(draw: st.DrawFn, name: str, owners: list[str]) -> JobView:
             acks[owner] = Ack(told, life, tuple(ack for ack, _ in said))
         if draw(st.integers(0, 3)):
             progress[owner] = Progress(life, tuple(one for _, one in said))
+    for number, slot in slots.items():
+        left = slot.leaving
+        if left is not None and left.node not in acks and draw(st.booleans()):
+            ranks = [
+                draw(_of_rank(of.rank(number, local), rank.instance, at))[0]
+                for local, rank in enumerate(left.ranks)
+            ]
+            acks[left.node] = Ack(at, left.incarnation, tuple(ranks))
     empty = tuple(number for number, slot in slots.items() if not slot.node)
     gone = draw(st.sets(st.integers(0, of.blocks - 1), max_size=of.blocks - 1))
     absent = tuple(one for one in range(of.replicas) if one // of.block_replicas in gone)
@@ -164,6 +188,15 @@ def views(draw: st.DrawFn) -> tuple[ClusterView, float]:
         spares=draw(st.dictionaries(spare, st.sampled_from([JOB, "other", "gone"]), max_size=3)),
         no_eviction_before=draw(st.sampled_from([float("-inf"), 5.0])),
     )
+    places = dict(view.assignments)
+    for job in jobs:
+        for number, slot in job.slots.items():
+            left = slot.leaving
+            if left is not None and left.node not in places:
+                places[left.node] = Assignment(
+                    left.node, left.incarnation, job.job.spec.name, number, 1
+                )
+    view = replace(view, assignments=places)
     dead = draw(st.dictionaries(spare, st.sampled_from([0, 1]), max_size=2))
     flags = {
         name: NodeFlags(dead=(DeadIncarnation(f"{name}-{life}"),)) for name, life in dead.items()
