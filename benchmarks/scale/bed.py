@@ -102,6 +102,8 @@ class Bed:
                 [
                     *(sys.executable, "-m", "coordinator", "--etcd", address, "--prefix", PREFIX),
                     *("--id", "c0", "--listen", "127.0.0.1:0"),
+                    # What is late here is late for want of processors, not dead.
+                    *("--pause", "300", "--lease-ttl", "10"),
                 ],
                 folder / "coordinator.log",
                 cwd=folder,

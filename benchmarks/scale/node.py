@@ -131,6 +131,7 @@ class EmulatedNode:
             self._task.cancel()
         for timer in self._timers.values():
             timer.cancel()
+        self._wire.abandon(self.lease)
         self._wire.unwatch(list(self._watched.values()))
 
     def failed(self) -> BaseException | None:

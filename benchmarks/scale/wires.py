@@ -46,6 +46,7 @@ class Wire:
         self._watched: dict[int, tuple[bytes, Callable[[], None]]] = {}
         self._creating: dict[int, asyncio.Future[None]] = {}
         self._asked: collections.deque[Callable[[], None]] = collections.deque()
+        self._held: set[int] = set()
         self._last = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.lost: set[int] = set()
@@ -76,7 +77,12 @@ class Wire:
 
     def renew(self, lease: int) -> None:
         """Send one renewal."""
+        self._held.add(lease)
         self._renewals.put_nowait(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
+
+    def abandon(self, lease: int) -> None:
+        """Its node is dead: it is renewed no more."""
+        self._held.discard(lease)
 
     async def watch(self, keys: Sequence[bytes], listener: Callable[[], None]) -> list[int]:
         """Watch keys: ``listener`` is called when some have changed and etcd has said, asked for
@@ -127,6 +133,9 @@ class Wire:
             await asyncio.sleep(_AGAIN)
             if queue is self._requests:
                 self._watch_again()
+            else:
+                for lease in tuple(self._held):
+                    self.renew(lease)
 
     def _watch_again(self) -> None:
         """On a new stream: all watches, and all who may have missed something."""

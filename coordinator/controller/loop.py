@@ -46,6 +46,9 @@ _WAKE = 0.1
 """Seconds after which a leader looks whether a deadline has passed, if nothing happens."""
 _STAND_AGAIN = 0.5
 """Seconds between tries to get a lease while etcd can't be reached."""
+_REST = 3
+"""Times as long as the latest decision took, events are only taken in before the next: while the
+acknowledgements of many nodes trickle in, each would ask for one."""
 _IDLE = 10
 """Times as long as the latest decision took, at least, before deciding again without an event."""
 _AT_ONCE = 1000
@@ -162,7 +165,7 @@ class Controller:
                 # Nothing has come: only a deadline can have passed.
                 idle = max(_WAKE, _IDLE * self._deciding)
                 self.turn(0.0 if gathered else idle)
-                gathered = self._gather(self._deciding)
+                gathered = self._gather(_REST * self._deciding)
         finally:
             self._resign()
             self._prober.close()
