@@ -83,7 +83,7 @@ def at_write(system: System, state: State, action: Action) -> None:
         highest = system.rests[state[REST]].highest
         if not record.initial and record.resume_step < highest - 1:
             raise Violation(f"S = {record.resume_step}, but a rank has come to state {highest}")
-        if all(kinds == ("drain",) for kinds in system.shape.faults):
+        if system.shape.faults == (("drain",),):
             _planned(system, state, record.resume_step, highest)
     elif record.phase is Phase.RUNNING:
         group = system.group(state[1], record.generation)
