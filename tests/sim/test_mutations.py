@@ -6,7 +6,7 @@ Each mutation patches the production rule, and must be caught within a few hundr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from coordinator.plan import arrange, boundary, deaths, holders, membership, rec
 from coordinator.plan.actions import Transition, Wait
 from tests.sim import drive, leaders, trainers
 from tests.sim.drive import Plan, Shape, run
-from tests.sim.world import Process, Violation, World
+from tests.sim.world import Violation
 from workerd.protocol import phases
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -118,32 +118,6 @@ def joins_empty(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def loose_freeze(patch: pytest.MonkeyPatch) -> None:
-    """An update may begin although a stop has been taken."""
-    may_update = phases.may_update
-
-    def loose(standing: phases.Standing, agreed: bool, stop_after: bool = False) -> phases.Verdict:
-        if not agreed:
-            return may_update(standing, agreed)
-        verdict = may_update(standing._replace(stopped=standing.joined), agreed, stop_after)
-        late = verdict.standing._replace(stopped=standing.stopped)
-        return phases.Verdict(verdict.do, late, verdict.reason)
-
-    patch.setattr(phases, "may_update", loose)
-    original = trainers.moves
-
-    def moves(world: World, name: str, me: Process) -> Iterator[trainers.Move]:
-        yield from original(world, name, me)
-        standing = me.standing
-        answered = standing.answered == standing.stopped > standing.restored
-        if answered and standing.stopped > standing.joined > 0:
-            for label, move in trainers._running(world, name, me, name):
-                if "UPDATING" in label:
-                    yield from [(label, move)] * 20  # the moment is short
-
-    patch.setattr(trainers, "moves", moves)
-
-
 def no_agreement(patch: pytest.MonkeyPatch) -> None:
     """A rank updates as soon as its own gradients are whole."""
     entered = trainers._entered
@@ -238,13 +212,6 @@ MUTATIONS = (
     Mutation("no guard at all", no_fence, "the record goes from", ("crash", "lead")),
     Mutation(
         "join before the state is there", joins_empty, "would go on from different s", ("crash",)
-    ),
-    Mutation(
-        "freeze not atomic",
-        loose_freeze,
-        "refuses RESTORE|would go on from different s",
-        ("crash",),
-        Shape(steps=6),
     ),
     Mutation("no agreement", no_agreement, "but only .* were PREPARED", ("crash",)),
     Mutation(
