@@ -218,6 +218,10 @@ class Trainers:
         verdict = phases.on_restore(
             me.standing, message.generation, message.resume_step, message.initial, same
         )
+        if verdict.do is Do.REFUSE and message.reserve:
+            # the others go on without what it alone has come to: nobody joins with it
+            self.on_end(message.instance, TrainerExit(code=1))
+            return
         if verdict.do is Do.REFUSE:
             raise Violation(f"rank {me.rank} refuses RESTORE: {verdict.reason}")
         if verdict.do is Do.IGNORE:
