@@ -7,7 +7,7 @@ JOBS ?= 2
 # More arguments for pytest: make test ARGS='-k lease'
 ARGS ?=
 # Of the simulated cluster, whose nodes have eight devices each.
-NODES ?= 10000
+NODES ?= 2048
 HOURS ?= 24
 SEED ?= 1
 
@@ -58,7 +58,7 @@ protos: ## generate the stubs in protos/ from its .proto files
 	@deploy/dev/protos
 
 .PHONY: simulate
-simulate: setup ## simulate a cluster's failures: NODES=10000 HOURS=24 SEED=1
+simulate: setup ## simulate a cluster's failures: NODES=2048 HOURS=24 SEED=1
 	@$(IN) python -m tests.simulator --nodes $(NODES) --hours $(HOURS) --seed $(SEED) $(ARGS)
 
 .PHONY: bench

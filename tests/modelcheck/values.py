@@ -58,8 +58,6 @@ class Shape:
     """For each fault, of which kinds it may be."""
     from_start: bool = False
     """Begin where the job is submitted; otherwise where it runs and a spare is hot."""
-    staged: bool = False
-    """Every change takes several transactions."""
 
     @property
     def spec(self) -> JobSpec:

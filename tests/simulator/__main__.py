@@ -16,7 +16,7 @@ from tests.simulator.run import report, run
 def main() -> int:
     """Simulate, and print what came of it; 1 when an invariant didn't hold."""
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=10_000, help="eight GPUs each")
+    parser.add_argument("--nodes", type=int, default=2048, help="eight GPUs each")
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
