@@ -29,6 +29,8 @@ WAIT = 60.0
 """Seconds after which something is taken never to happen."""
 # About 13 MB in 150 tensors: several messages, and tensors that share one.
 MEDIUM = (256, 16)
+# About 51 MB: more than all sockets between a source and its receiver hold.
+LARGE = (512, 16)
 
 
 def build(seed: int, width: int = 64, layers: int = 6, steps: int = 0) -> TrackedState:

@@ -14,6 +14,7 @@ import torch
 
 from protos import shards_pb2
 from tests.integration.shards.support import (
+    LARGE,
     MEDIUM,
     WAIT,
     Proxy,
@@ -116,7 +117,7 @@ def test_nothing_is_read_after_the_end(server: ShardServer) -> None:
 def test_the_end_of_a_generation_ends_its_streams(
     monkeypatch: pytest.MonkeyPatch, server: ShardServer
 ) -> None:
-    there, here = build(0, *MEDIUM, 2), build(1, *MEDIUM)
+    there, here = build(0, *LARGE, 2), build(1, *LARGE)
     server.offer(identity(), there.serve(2))
     proxy = Proxy(monkeypatch, hold_at=6_000_000)
     with closing(proxy):

@@ -17,6 +17,7 @@ import torch
 
 from protos import shards_pb2
 from tests.integration.shards.support import (
+    LARGE,
     MEDIUM,
     WAIT,
     Process,
@@ -211,8 +212,8 @@ def test_a_cut_stream_goes_on_where_it_was_cut(
 def test_a_source_that_dies_in_the_middle_is_replaced_by_another(
     monkeypatch: pytest.MonkeyPatch, processes: Callable[..., Process], number: signal.Signals
 ) -> None:
-    first, second = processes(0, *MEDIUM, 2), processes(0, *MEDIUM, 2)
-    here = build(1, *MEDIUM)
+    first, second = processes(0, *LARGE, 2), processes(0, *LARGE, 2)
+    here = build(1, *LARGE)
     for each in (first, second):
         each.ask("offer")
     proxy = Proxy(monkeypatch, hold_at=6_000_000)

@@ -22,7 +22,13 @@ def _go_on() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_bytes_arrive_and_then_the_end(host: str) -> None:
-    with Listener(host) as listener:
+    try:
+        opened = Listener(host)
+    except OSError as error:
+        if host == "127.0.0.1":
+            raise
+        pytest.skip(f"no IPv6 here: {error}")
+    with opened as listener:
         outgoing = Outgoing(listener.address, listener.token)
         with closing(listener.accept(_go_on)) as incoming:
             assert outgoing.offer(memoryview(b"state")) == 5
