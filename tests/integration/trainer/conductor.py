@@ -306,6 +306,11 @@ class Conductor:
         for trainer in self.ranks.values():
             trainer.link.send(Running(generation=generation))
 
+    def reached(self, step: int, *ranks: int) -> None:
+        """These ranks have come to a step: they learn after others that it was agreed on."""
+        for rank in ranks:
+            self.ranks[rank].reached_step(step)
+
     def recover(self, replace: Mapping[int, Trainer] | None = None) -> int:
         """A whole recovery that puts `replace` into the ranks; answers S."""
         self.pause(replace)

@@ -34,6 +34,7 @@ def test_a_torn_update_is_served_to_nobody(conduct: Conduct, undisturbed: Undist
     assert job.ranks[1].process.wait(DEADLINE) == 1
     assert not [m for m in job.ranks[1].messages if isinstance(m, Stopped) and m.generation == 2]
     # The others have state 7: the torn rank was PREPARED(6), and so were they.
+    job.reached(7, 0, 2)
     assert job.recover({1: spare}) == 7
     assert job.finish() == undisturbed(STEPS="20", MODEL="plain")
 
@@ -42,6 +43,7 @@ def test_a_script_that_raises_fails_alone(conduct: Conduct, undisturbed: Undistu
     job = conduct(STEPS="20", MODEL="plain")
     (spare,) = job.start(spares=1, special={1: {"FORWARD": "6:raise"}})
     assert "on purpose" in job.ranks[1].expect(Failed).traceback
+    job.reached(6, 0, 2)
     assert job.recover({1: spare}) == 6
     assert job.finish() == undisturbed(STEPS="20", MODEL="plain")
 
@@ -53,6 +55,7 @@ def test_what_a_script_raises_without_its_peers_is_the_groups_fault(
     job = conduct(STEPS="20", MODEL="plain")
     (spare,) = job.start(spares=1, special={0: {"BACKWARD": "6:broken"}, 2: {"FORWARD": "6:kill"}})
     job.ranks[2].process.wait(DEADLINE)
+    job.reached(6, 0, 1)
     assert job.recover({2: spare}) == 6
     assert job.finish() == undisturbed(STEPS="20", MODEL="plain")
     assert "raised without peers" in job.ranks[0].output.read_text()

@@ -97,6 +97,7 @@ def test_what_a_script_raises_in_the_middle_of_a_pass_leaves_nothing_gathered(
     special = {0: {"LOSS": "6:broken"}, 1: {"FORWARD": "6:kill"}}
     (spare,) = job.start(4, spares=1, special=special)
     job.ranks[1].process.wait(60)
+    job.reached(6, 0, 2, 3)
     assert job.recover({1: spare}) == 6
     assert job.finish() == undisturbed(size=4, positions=2, STEPS=STEPS, MODEL="sharded")
     assert "raised without peers" in job.ranks[0].output.read_text()

@@ -15,23 +15,21 @@ from coordinator import model
 from coordinator.store import decode, encode
 from protos import incident_pb2, job_pb2, membership_pb2, node_pb2
 
+DESCRIPTORS: dict[str, Any] = {
+    name: descriptor
+    for module in (incident_pb2, job_pb2, membership_pb2, node_pb2)
+    for name, descriptor in module.DESCRIPTOR.message_types_by_name.items()
+    if hasattr(model, name)
+}
 RECORDS: dict[str, Any] = {
     name: getattr(module, name)
     for module in (incident_pb2, job_pb2, membership_pb2, node_pb2)
     for name in module.DESCRIPTOR.message_types_by_name
-    if hasattr(model, name)
+    if name in DESCRIPTORS
 }
-_INT32 = {"rank", "slot", "replicas", "shard_positions", "ranks_per_node", "spares", "restarts"}
-_INT32 |= {"shard_position", "regroups", "index", "code", "signal", "local_rank"}
-_INT32 |= {
-    "priority",
-    "min_replicas",
-    "empty_slots",
-    "absent_replicas",
-    "changed_slots",
-    "rendezvous_slots",
-}
-_UNSIGNED = {"bytes", "bytes_moved", "memory_bytes"}
+_FIELDS = [field for record in RECORDS for field in DESCRIPTORS[record].fields]
+_INT32 = {field.name for field in _FIELDS if field.type == field.TYPE_INT32}
+_UNSIGNED = {field.name for field in _FIELDS if field.type == field.TYPE_UINT64}
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 
 
