@@ -57,6 +57,11 @@ def test_a_sweep_kills_the_session_and_the_marked_and_nobody_else(
 
 def test_a_sweep_gives_up_when_told_to(processes: list[subprocess.Popen[bytes]], mark: str) -> None:
     processes.append(subprocess.Popen(SLEEP, env=environment(mark)))
+    environ = Path(f"/proc/{processes[0].pid}/environ")
+    deadline = time.monotonic() + 60
+    # For a moment after its exec a process shows none.
+    while mark.encode() not in environ.read_bytes():
+        assert time.monotonic() < deadline
     assert sweep.sweep((), {mark.encode()}, lambda: True) == [processes[0].pid]
     assert processes[0].poll() is None
 
