@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from coordinator.admin import DEFAULT_ADDRESS
@@ -172,6 +173,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from coordinator.cli import demo
 
         return demo.run()
+    with _ended_by_interrupt():
+        return _operate(given)
+
+
+@contextlib.contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """The first Ctrl-C ends the process, wherever it is.
+
+    A KeyboardInterrupt is lost where it comes while a callback runs whose errors nobody takes, and
+    what is running here leaves nothing to put in order.
+    """
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _operate(given: argparse.Namespace) -> int:
     # What follows takes gRPC, which --help and a wrong usage need not wait for.
     from coordinator.cli import changes, commands
     from coordinator.cli.client import CallFailed
@@ -183,8 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CallFailed as failed:
         print(f"hotspare: {failed.code.name}: {failed}", file=sys.stderr)
         return commands.FAILED
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except BrokenPipeError:
         # Whoever read the output has seen enough; Python would complain at its own end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
