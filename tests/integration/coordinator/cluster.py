@@ -57,6 +57,8 @@ class Cluster:
         self.nodes: dict[str, FakeNode] = {}
         self.answered: Container[tuple[int, Phase]] | None = None
         """The nodes act on these generations and phases alone; None: on all."""
+        self._done: set[str] = set()
+        """Jobs whose scripts are through."""
 
     def close(self) -> None:
         for one in self.coordinators.values():
@@ -221,7 +223,7 @@ class Cluster:
         instances: Sequence[str],
     ) -> None:
         over = {one.instance for one in node.record.trainers if one.state is TrainerState.ENDED}
-        if over & set(instances):
+        if over & set(instances) or spec.name in self._done:
             return
         ranks = []
         if generation.hold:
@@ -253,7 +255,8 @@ class Cluster:
         node.state[instance] = max(steps)
 
     def finish(self, job: str = "demo") -> None:
-        """Every rank is done with its script, all at the same step."""
+        """Every rank is done with its script, all at the same step, and stays so."""
+        self._done.add(job)
         generation = self.generation(job)
         last = max(step for node in self.nodes.values() for step in node.state.values())
         for node in self.nodes.values():
