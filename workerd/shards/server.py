@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final, NoReturn
 
 import grpc
@@ -36,7 +36,6 @@ class _Offer:
         self.ended = False
         self.readers = 0
         self.calls: set[grpc.ServicerContext] = set()
-        self.streams: set[Outgoing] = set()
 
 
 class ShardServer(shards_pb2_grpc.ShardsServicer):
@@ -93,8 +92,6 @@ class ShardServer(shards_pb2_grpc.ShardsServicer):
                 return
             offer.ended = True
             calls = list(offer.calls)
-            for stream in offer.streams:
-                stream.shut()
         for call in calls:
             call.cancel()
         with self._changed:
@@ -159,23 +156,10 @@ class ShardServer(shards_pb2_grpc.ShardsServicer):
         self, offer: _Offer, request: shards_pb2.PullRequest, context: grpc.ServicerContext
     ) -> Iterator[Outgoing]:
         """The connection to a receiver. It ends with the call, and with the offer."""
-        stream = Outgoing(request.address, request.token)
-        with self._changed:
-            offer.streams.add(stream)
-
-        def shut() -> None:
-            with self._changed:
-                if stream in offer.streams:  # else its descriptor may be somebody else's by now
-                    stream.shut()
-
-        try:
-            if offer.ended or not context.add_callback(shut):
+        with closing(Outgoing(request.address, request.token)) as stream:
+            if not context.add_callback(stream.shut):
                 raise Ended(str(offer.identity))
             yield stream
-        finally:
-            with self._changed:
-                offer.streams.discard(stream)
-            stream.close()
 
     def _send(self, offer: _Offer, names: list[str], stream: Outgoing) -> int:
         small, sent = bytearray(), 0

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -31,13 +32,14 @@ class StreamEnded(OSError):
 
 
 class Outgoing:
-    """The source's end. `shut` may be called from any thread, all else from one."""
+    """The source's end. `shut` may be called from any thread and at any time, all else from one."""
 
     def __init__(self, address: str, token: bytes) -> None:
         """Connects to `address`, host:port, and says the token there.
 
         Raises OSError, and ValueError for an address that is none.
         """
+        self._ending = threading.Lock()
         self._socket = socket.create_connection(_host_port(address), _CONNECT)
         try:
             self._socket.sendall(token)
@@ -62,12 +64,13 @@ class Outgoing:
 
     def shut(self) -> None:
         """Ends it: what is in `wait` returns, and what is offered afterwards raises."""
-        with contextlib.suppress(OSError):  # the peer may have gone first
+        with self._ending, contextlib.suppress(OSError):  # the peer, or `close`, may come first
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Gives the descriptor back; nobody may call `shut` any more."""
-        self._socket.close()
+        """Gives the descriptor back."""
+        with self._ending:  # else what is shut may be somebody else's by then
+            self._socket.close()
 
 
 class Listener:

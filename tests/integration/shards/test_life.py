@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import termios
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
-from protos import shards_pb2
+from protos import shards_pb2, shards_pb2_grpc
 from tests.integration.shards.support import (
     LARGE,
     MEDIUM,
@@ -30,7 +35,7 @@ from workerd.shards.errors import Ended, PullAborted, ReadersRemain, SourceRefus
 from workerd.shards.manifest import Served
 from workerd.shards.memory import host_view
 from workerd.shards.server import ShardServer
-from workerd.shards.stream import Listener, Outgoing
+from workerd.shards.stream import PATIENCE, Incoming, Listener, Outgoing
 
 
 class _Blocking(Served):
@@ -131,6 +136,34 @@ def test_the_end_of_a_generation_ends_its_streams(
         thread.join(WAIT)
     # Not ChecksumError: nothing that was sent is of the time after the end.
     assert isinstance(answers[0], SourceRefused)
+
+
+def test_the_end_waits_for_no_receiver_that_takes_nothing(server: ShardServer) -> None:
+    """Nor does its call go on to hold one of the few places for others."""
+    server.offer(identity(), build(0, *LARGE).serve(2))
+    with Listener("127.0.0.1") as listener, grpc.insecure_channel(server.address) as channel:
+        request = shards_pb2.PullRequest(
+            shard=identity().request(), address=listener.address, token=listener.token
+        )
+        call = shards_pb2_grpc.ShardsStub(channel).Pull.future(request)
+        incoming = listener.accept(lambda: None)
+        with closing(incoming):
+            _await_full(incoming)
+            server.end(1, WAIT)
+            with pytest.raises(grpc.RpcError):
+                call.result(PATIENCE / 2)
+
+
+def _await_full(incoming: Incoming) -> None:
+    """Wait until no more comes: then the source waits for who takes it."""
+    before, deadline = 0, time.monotonic() + WAIT
+    while True:
+        threading.Event().wait(0.5)
+        (there,) = struct.unpack("i", fcntl.ioctl(incoming._socket, termios.FIONREAD, b"    "))
+        if 0 < there == before:
+            return
+        assert time.monotonic() < deadline
+        before = there
 
 
 def test_the_end_waits_for_a_reader_in_the_memory(server: ShardServer) -> None:
