@@ -89,12 +89,11 @@ def candidates(view: ClusterView, job: Job, taken: Set[str]) -> Candidates:
         if unusable(view, node, job.spec.ranks_per_node):
             continue
         kept = view.spares.get(node)
-        mine = kept is None or kept.job == job.spec.name
         if kept is not None and reserved(view, kept, job.spec):
             continue
         if view.nodes[node].record.warm == warm_for:
             hot.append(node)
-        elif mine:
+        elif kept is None or kept.job == job.spec.name:
             cold.append(node)
         else:
             others.append(node)
