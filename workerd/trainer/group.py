@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed
@@ -24,6 +24,8 @@ from workerd.trainer.barrier import Barrier
 from workerd.trainer.errors import GroupBroken, MisuseError
 
 dist: Any = torch.distributed  # its stubs leave most of this out
+
+_T = TypeVar("_T")
 
 # The backends of a DP group, by what they work on.
 DATA: Final = "data"  # the job's device
@@ -93,6 +95,8 @@ class Group:
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._pending: set[_Pending] = set()
+        self._launching = 0
+        self._none_launching = threading.Condition(self._lock)
         self._abandoned = False
         self._staging: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -113,7 +117,7 @@ class Group:
         def end(error: BaseException | None) -> None:
             result.set_result(buffer if error is not None else staging)
 
-        self._start(_Pending(end), lambda: self._of(DATA).allreduce([staging]).get_future())
+        self._start(_Pending(end), lambda: self._reduced(staging).get_future())
         return result
 
     def _mean_on_device(self, buffer: torch.Tensor) -> torch.futures.Future[Any]:
@@ -125,13 +129,16 @@ class Group:
             return done
         buffer.mul_(1.0 / self.size)
         try:
-            work = self._of(DATA).allreduce([buffer])
+            work = self._reduced(buffer)
         except (RuntimeError, LookupError) as error:
             self.broken(error.with_traceback(None))
             done = torch.futures.Future(devices=[self._device])
             done.set_result(buffer)
             return done
         return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+    def _reduced(self, buffer: torch.Tensor) -> Any:
+        return self._launch(DATA, lambda backend: backend.allreduce([buffer]))
 
     def carry(
         self,
@@ -150,7 +157,7 @@ class Group:
 
         def start() -> torch.futures.Future[Any]:
             try:
-                works = launch(self._of(key))
+                works = self._launch(key, launch)
             except RuntimeError as error:
                 if between or on_device:
                     raise
@@ -179,16 +186,32 @@ class Group:
 
     def maximum(self, tensor: torch.Tensor) -> None:
         """The elementwise maximum over the DP group, in place, on the CPU. Raises GroupBroken."""
-        self._blocking(lambda: self._of(HOST).allreduce([tensor], dist.ReduceOp.MAX).get_future())
+        self._blocking(HOST, lambda backend: backend.allreduce([tensor], dist.ReduceOp.MAX))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replica 0's `tensor` everywhere, in place, on this job's device. Raises GroupBroken."""
-        self._blocking(lambda: self._of(DATA).broadcast([tensor], _from_first()).get_future())
+        self._blocking(DATA, lambda backend: backend.broadcast([tensor], _from_first()))
 
-    def _of(self, name: str) -> Any:
-        # No frame that an exception may hold on to names a backend: whoever lets go of it last
-        # waits for collectives that may never end, and that must be the thread of `drop`.
-        return self._backends[name]
+    def _launch(self, name: str, launch: Callable[[Any], _T]) -> _T:
+        # Whoever lets go of a backend last waits for collectives that may never end, and that must
+        # be the thread of `drop`: it outwaits every launch, and no exception that leaves here holds
+        # a frame that names a backend.
+        with self._lock:
+            backend = self._backends[name]
+            self._launching += 1
+        try:
+            return launch(backend)
+        except BaseException as error:  # noqa: BLE001 - raised again
+            raise error.with_traceback(None) from None
+        finally:
+            del backend
+            with self._lock:
+                self._launching -= 1
+                self._none_launching.notify_all()
+
+    def _launched(self) -> None:
+        with self._lock:
+            self._none_launching.wait_for(lambda: not self._launching)
 
     def check(self) -> None:
         """Raises GroupBroken if a collective has failed, or the group was abandoned."""
@@ -210,7 +233,7 @@ class Group:
         for one in pending:
             one.finish(GroupBroken("the group was abandoned"))
         self._staging = {}
-        return drop(backends, self._barrier)
+        return drop(backends, self._barrier, self._launched)
 
     def _closed(self) -> bool:
         return self._abandoned or self.error is not None
@@ -256,19 +279,23 @@ class Group:
         if pending.finish(error) and error is not None:
             self.broken(error)
 
-    def _blocking(self, launch: Callable[[], torch.futures.Future[Any]]) -> None:
+    def _blocking(self, name: str, launch: Callable[[Any], Any]) -> None:
         landed = threading.Event()
         pending = _Pending(lambda error: landed.set())
-        self._start(pending, launch)
+        self._start(pending, lambda: self._launch(name, launch).get_future())
         landed.wait()
         if pending.error is not None:
             raise GroupBroken(str(pending.error)) from pending.error
 
 
-def drop(backends: list[Any], barrier: Barrier | None = None) -> threading.Thread:
+def drop(
+    backends: list[Any],
+    barrier: Barrier | None = None,
+    launched: Callable[[], None] = lambda: None,
+) -> threading.Thread:
     """Aborts and frees what a group holds on a thread of its own: that may block on a silent peer.
 
-    The barrier has ended before.
+    The barrier has ended before. `launched` returns when nobody else has a backend in hand.
     """
 
     def free() -> None:
@@ -276,6 +303,7 @@ def drop(backends: list[Any], barrier: Barrier | None = None) -> threading.Threa
             barrier.close()
         for backend in backends:
             backend.abort()
+        launched()
         backends.clear()
 
     thread = threading.Thread(target=free, name="hotspare-drop-group", daemon=True)

@@ -265,6 +265,32 @@ def test_a_silent_peer_holds_nobody_once_the_group_is_abandoned(
     assert broken == []
 
 
+def test_a_group_abandoned_amid_a_launch_holds_nobody(ranks: list[Rank]) -> None:
+    group = ranks[0].group
+    assert group is not None
+    launched, abandoned = threading.Event(), threading.Event()
+
+    def launch(backend: Any) -> list[Any]:
+        works = [backend.allreduce([own(0, 4)], dist.AllreduceOptions())]
+        launched.set()
+        assert abandoned.wait(30)
+        return works
+
+    def one() -> None:
+        group.carry("0", launch, lambda error: None, False, False)
+
+    thread = threading.Thread(target=one, daemon=True)
+    thread.start()
+    assert launched.wait(30)
+    dropped = group.abandon()
+    assert dropped is not None
+    # Time for whoever drops the group to let go of it, were the launch not in its way.
+    dropped.join(0.5)
+    abandoned.set()
+    thread.join(30)
+    assert not thread.is_alive(), "let go of the backend last, and waits for a silent peer"
+
+
 def test_a_late_arrival_writes_to_nobodys_memory(ranks: list[Rank]) -> None:
     tensors = [own(rank.position, 4) for rank in ranks]
     works = [
