@@ -30,11 +30,13 @@ AnyEtcd: TypeAlias = Etcd | FakeEtcd
 only_real = pytest.mark.parametrize("kind", ["real"], indirect=True)
 
 
-def open_store(etcd: AnyEtcd, prefix: str = "/own", timeout: float = 5.0) -> Store:
+def open_store(
+    etcd: AnyEtcd, prefix: str = "/own", timeout: float = 5.0, keepalive: float = 1.0
+) -> Store:
     """Another client of an etcd."""
     if isinstance(etcd, FakeEtcd):
         return FakeStore(etcd, prefix=prefix, timeout=timeout)
-    return Store(etcd.endpoints, prefix=prefix, timeout=timeout, keepalive=1.0)
+    return Store(etcd.endpoints, prefix=prefix, timeout=timeout, keepalive=keepalive)
 
 
 def set_up_anew(etcd: AnyEtcd) -> None:

@@ -237,7 +237,8 @@ def test_a_frozen_etcd_is_a_timeout(etcd: AnyEtcd, own_store: Store) -> None:
         pytest.raises(StoreUnavailable),
     ):
         fresh.get("a")
-    with open_store(etcd, timeout=0.5) as warm:
+    # Its pings are far between: the deadline comes before one goes unanswered.
+    with open_store(etcd, timeout=0.5, keepalive=6.0) as warm:
         etcd.thaw()
         warm.get("a")
         etcd.freeze()
