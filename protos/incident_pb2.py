@@ -22,19 +22,22 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from protos import node_pb2 as protos_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/incident.proto\x12\x0bhotspare.v1\"<\n\x0cIncidentMark\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0c\n\x04note\x18\x03 \x01(\t\"\x99\x03\n\x08Incident\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12*\n\x05\x63\x61use\x18\x03 \x01(\x0e\x32\x1b.hotspare.v1.Incident.Cause\x12\r\n\x05nodes\x18\x04 \x03(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x18\n\x10\x66irst_generation\x18\x06 \x01(\x03\x12\x17\n\x0flast_generation\x18\x07 \x01(\x03\x12(\n\x05marks\x18\x08 \x03(\x0b\x32\x19.hotspare.v1.IncidentMark\x12\x13\n\x0bresume_step\x18\t \x01(\x03\x12\x12\n\nlost_steps\x18\n \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x0e\n\x06\x63losed\x18\x0c \x01(\x08\"~\n\x05\x43\x61use\x12\x15\n\x11\x43\x41USE_UNSPECIFIED\x10\x00\x12\r\n\tNODE_LOST\x10\x01\x12\x11\n\rTRAINER_ENDED\x10\x02\x12\x10\n\x0cGROUP_BROKEN\x10\x03\x12\x0f\n\x0bNO_PROGRESS\x10\x04\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x05\x12\x0b\n\x07PLANNED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/incident.proto\x12\x0bhotspare.v1\x1a\x11protos/node.proto\"<\n\x0cIncidentMark\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0f\n\x07time_ns\x18\x02 \x01(\x03\x12\x0c\n\x04note\x18\x03 \x01(\t\"`\n\x08RankExit\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12&\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x18.hotspare.v1.TrainerExit\"\xbf\x03\n\x08Incident\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12*\n\x05\x63\x61use\x18\x03 \x01(\x0e\x32\x1b.hotspare.v1.Incident.Cause\x12\r\n\x05nodes\x18\x04 \x03(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x18\n\x10\x66irst_generation\x18\x06 \x01(\x03\x12\x17\n\x0flast_generation\x18\x07 \x01(\x03\x12(\n\x05marks\x18\x08 \x03(\x0b\x32\x19.hotspare.v1.IncidentMark\x12\x13\n\x0bresume_step\x18\t \x01(\x03\x12\x12\n\nlost_steps\x18\n \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x0e\n\x06\x63losed\x18\x0c \x01(\x08\x12$\n\x05\x65xits\x18\r \x03(\x0b\x32\x15.hotspare.v1.RankExit\"~\n\x05\x43\x61use\x12\x15\n\x11\x43\x41USE_UNSPECIFIED\x10\x00\x12\r\n\tNODE_LOST\x10\x01\x12\x11\n\rTRAINER_ENDED\x10\x02\x12\x10\n\x0cGROUP_BROKEN\x10\x03\x12\x0f\n\x0bNO_PROGRESS\x10\x04\x12\x0c\n\x08\x44\x45\x41\x44LINE\x10\x05\x12\x0b\n\x07PLANNED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.incident_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INCIDENTMARK']._serialized_start=38
-  _globals['_INCIDENTMARK']._serialized_end=98
-  _globals['_INCIDENT']._serialized_start=101
-  _globals['_INCIDENT']._serialized_end=510
-  _globals['_INCIDENT_CAUSE']._serialized_start=384
-  _globals['_INCIDENT_CAUSE']._serialized_end=510
+  _globals['_INCIDENTMARK']._serialized_start=57
+  _globals['_INCIDENTMARK']._serialized_end=117
+  _globals['_RANKEXIT']._serialized_start=119
+  _globals['_RANKEXIT']._serialized_end=215
+  _globals['_INCIDENT']._serialized_start=218
+  _globals['_INCIDENT']._serialized_end=665
+  _globals['_INCIDENT_CAUSE']._serialized_start=539
+  _globals['_INCIDENT_CAUSE']._serialized_end=665
 # @@protoc_insertion_point(module_scope)

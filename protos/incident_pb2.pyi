@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from protos import node_pb2 as _node_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -45,6 +46,37 @@ class IncidentMark(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IncidentMark: _TypeAlias = IncidentMark  # noqa: Y015
+
+@_typing.final
+class RankExit(_message.Message):
+    """How the trainer of a rank has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    EXIT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    node: _builtins.str
+    instance: _builtins.str
+    @_builtins.property
+    def exit(self) -> _node_pb2.TrainerExit: ...
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        node: _builtins.str = ...,
+        instance: _builtins.str = ...,
+        exit: _node_pb2.TrainerExit | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "instance", b"instance", "node", b"node", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankExit: _TypeAlias = RankExit  # noqa: Y015
 
 @_typing.final
 class Incident(_message.Message):
@@ -91,6 +123,7 @@ class Incident(_message.Message):
     LOST_STEPS_FIELD_NUMBER: _builtins.int
     BYTES_MOVED_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    EXITS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """<job>.<generation that opened it>"""
     job: _builtins.str
@@ -108,6 +141,10 @@ class Incident(_message.Message):
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___IncidentMark]: ...
+    @_builtins.property
+    def exits(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankExit]:
+        """the ended trainers, at most 16"""
+
     def __init__(
         self,
         *,
@@ -123,10 +160,11 @@ class Incident(_message.Message):
         lost_steps: _builtins.int = ...,
         bytes_moved: _builtins.int = ...,
         closed: _builtins.bool = ...,
+        exits: _abc.Iterable[Global___RankExit] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_moved", b"bytes_moved", "cause", b"cause", "closed", b"closed", "detail", b"detail", "first_generation", b"first_generation", "id", b"id", "job", b"job", "last_generation", b"last_generation", "lost_steps", b"lost_steps", "marks", b"marks", "nodes", b"nodes", "resume_step", b"resume_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_moved", b"bytes_moved", "cause", b"cause", "closed", b"closed", "detail", b"detail", "exits", b"exits", "first_generation", b"first_generation", "id", b"id", "job", b"job", "last_generation", b"last_generation", "lost_steps", b"lost_steps", "marks", b"marks", "nodes", b"nodes", "resume_step", b"resume_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/node.proto\x12\x0bhotspare.v1\"\x94\x01\n\x06\x44\x65vice\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.hotspare.v1.Device.Kind\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\"/\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x07\n\x03\x43PU\x10\x01\x12\x08\n\x04\x43UDA\x10\x02\"<\n\x0bTrainerExit\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x84\x02\n\x07Trainer\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x12\n\nlocal_rank\x18\x02 \x01(\x05\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.hotspare.v1.Trainer.State\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x15\n\rspec_revision\x18\x05 \x01(\x03\x12\r\n\x05since\x18\x06 \x01(\x03\x12&\n\x04\x65xit\x18\x07 \x01(\x0b\x32\x18.hotspare.v1.TrainerExit\"M\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\x08\n\x04WARM\x10\x02\x12\n\n\x06PLACED\x10\x03\x12\t\n\x05\x45NDED\x10\x04\"*\n\x04Warm\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rspec_revision\x18\x02 \x01(\x03\"\xda\x02\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x05 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x06 \x01(\t\x12$\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x13.hotspare.v1.Device\x12-\n\x06labels\x18\x08 \x03(\x0b\x32\x1d.hotspare.v1.Node.LabelsEntry\x12\x11\n\tunhealthy\x18\t \x01(\t\x12&\n\x08trainers\x18\n \x03(\x0b\x32\x14.hotspare.v1.Trainer\x12\x1f\n\x04warm\x18\x0b \x01(\x0b\x32\x11.hotspare.v1.Warm\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\x0f\x44\x65\x61\x64Incarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07time_ns\x18\x03 \x01(\x03\"\x83\x01\n\tNodeFlags\x12*\n\x04\x64\x65\x61\x64\x18\x01 \x03(\x0b\x32\x1c.hotspare.v1.DeadIncarnation\x12\x10\n\x08\x63ordoned\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\t\x12\x13\n\x0bquarantined\x18\x04 \x01(\t\x12\x11\n\treplacing\x18\x05 \x01(\t\"w\n\nAssignment\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x0c\n\x04slot\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x17\n\x0f\x63ontrol_address\x18\x06 \x01(\t\"C\n\x0fSpareAssignment\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x15\n\rspec_revision\x18\x03 \x01(\x03\"\x0e\n\x0cProbeRequest\"@\n\nProbeReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t2J\n\x0bNodeService\x12;\n\x05Probe\x12\x19.hotspare.v1.ProbeRequest\x1a\x17.hotspare.v1.ProbeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/node.proto\x12\x0bhotspare.v1\"\x94\x01\n\x06\x44\x65vice\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.hotspare.v1.Device.Kind\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\"/\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x07\n\x03\x43PU\x10\x01\x12\x08\n\x04\x43UDA\x10\x02\"\x9d\x02\n\x0bTrainerExit\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12<\n\rfailure_class\x18\x04 \x01(\x0e\x32%.hotspare.v1.TrainerExit.FailureClass\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x11\n\ttraceback\x18\x06 \x01(\t\x12\x0c\n\x04\x63ore\x18\x07 \x01(\t\x12\x0c\n\x04step\x18\x08 \x01(\x03\"c\n\x0c\x46\x61ilureClass\x12\x15\n\x11\x43LASS_UNSPECIFIED\x10\x00\x12\x0c\n\x08SOFTWARE\x10\x01\x12\x08\n\x04HOST\x10\x02\x12\n\n\x06\x44\x45VICE\x10\x03\x12\x0b\n\x07NETWORK\x10\x04\x12\x0b\n\x07UNKNOWN\x10\x05\"\x84\x02\n\x07Trainer\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x12\n\nlocal_rank\x18\x02 \x01(\x05\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.hotspare.v1.Trainer.State\x12\x0b\n\x03job\x18\x04 \x01(\t\x12\x15\n\rspec_revision\x18\x05 \x01(\x03\x12\r\n\x05since\x18\x06 \x01(\x03\x12&\n\x04\x65xit\x18\x07 \x01(\x0b\x32\x18.hotspare.v1.TrainerExit\"M\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\x08\n\x04WARM\x10\x02\x12\n\n\x06PLACED\x10\x03\x12\t\n\x05\x45NDED\x10\x04\"*\n\x04Warm\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rspec_revision\x18\x02 \x01(\x03\"\xda\x02\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x05 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x06 \x01(\t\x12$\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x13.hotspare.v1.Device\x12-\n\x06labels\x18\x08 \x03(\x0b\x32\x1d.hotspare.v1.Node.LabelsEntry\x12\x11\n\tunhealthy\x18\t \x01(\t\x12&\n\x08trainers\x18\n \x03(\x0b\x32\x14.hotspare.v1.Trainer\x12\x1f\n\x04warm\x18\x0b \x01(\x0b\x32\x11.hotspare.v1.Warm\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\x0f\x44\x65\x61\x64Incarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07time_ns\x18\x03 \x01(\x03\"\x83\x01\n\tNodeFlags\x12*\n\x04\x64\x65\x61\x64\x18\x01 \x03(\x0b\x32\x1c.hotspare.v1.DeadIncarnation\x12\x10\n\x08\x63ordoned\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\t\x12\x13\n\x0bquarantined\x18\x04 \x01(\t\x12\x11\n\treplacing\x18\x05 \x01(\t\"w\n\nAssignment\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x0c\n\x04slot\x18\x04 \x01(\x05\x12\x12\n\ngeneration\x18\x05 \x01(\x03\x12\x17\n\x0f\x63ontrol_address\x18\x06 \x01(\t\"C\n\x0fSpareAssignment\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x15\n\rspec_revision\x18\x03 \x01(\x03\"\x0e\n\x0cProbeRequest\"@\n\nProbeReply\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t2J\n\x0bNodeService\x12;\n\x05Probe\x12\x19.hotspare.v1.ProbeRequest\x1a\x17.hotspare.v1.ProbeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,30 +37,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICE']._serialized_end=183
   _globals['_DEVICE_KIND']._serialized_start=136
   _globals['_DEVICE_KIND']._serialized_end=183
-  _globals['_TRAINEREXIT']._serialized_start=185
-  _globals['_TRAINEREXIT']._serialized_end=245
-  _globals['_TRAINER']._serialized_start=248
-  _globals['_TRAINER']._serialized_end=508
-  _globals['_TRAINER_STATE']._serialized_start=431
-  _globals['_TRAINER_STATE']._serialized_end=508
-  _globals['_WARM']._serialized_start=510
-  _globals['_WARM']._serialized_end=552
-  _globals['_NODE']._serialized_start=555
-  _globals['_NODE']._serialized_end=901
-  _globals['_NODE_LABELSENTRY']._serialized_start=856
-  _globals['_NODE_LABELSENTRY']._serialized_end=901
-  _globals['_DEADINCARNATION']._serialized_start=903
-  _globals['_DEADINCARNATION']._serialized_end=974
-  _globals['_NODEFLAGS']._serialized_start=977
-  _globals['_NODEFLAGS']._serialized_end=1108
-  _globals['_ASSIGNMENT']._serialized_start=1110
-  _globals['_ASSIGNMENT']._serialized_end=1229
-  _globals['_SPAREASSIGNMENT']._serialized_start=1231
-  _globals['_SPAREASSIGNMENT']._serialized_end=1298
-  _globals['_PROBEREQUEST']._serialized_start=1300
-  _globals['_PROBEREQUEST']._serialized_end=1314
-  _globals['_PROBEREPLY']._serialized_start=1316
-  _globals['_PROBEREPLY']._serialized_end=1380
-  _globals['_NODESERVICE']._serialized_start=1382
-  _globals['_NODESERVICE']._serialized_end=1456
+  _globals['_TRAINEREXIT']._serialized_start=186
+  _globals['_TRAINEREXIT']._serialized_end=471
+  _globals['_TRAINEREXIT_FAILURECLASS']._serialized_start=372
+  _globals['_TRAINEREXIT_FAILURECLASS']._serialized_end=471
+  _globals['_TRAINER']._serialized_start=474
+  _globals['_TRAINER']._serialized_end=734
+  _globals['_TRAINER_STATE']._serialized_start=657
+  _globals['_TRAINER_STATE']._serialized_end=734
+  _globals['_WARM']._serialized_start=736
+  _globals['_WARM']._serialized_end=778
+  _globals['_NODE']._serialized_start=781
+  _globals['_NODE']._serialized_end=1127
+  _globals['_NODE_LABELSENTRY']._serialized_start=1082
+  _globals['_NODE_LABELSENTRY']._serialized_end=1127
+  _globals['_DEADINCARNATION']._serialized_start=1129
+  _globals['_DEADINCARNATION']._serialized_end=1200
+  _globals['_NODEFLAGS']._serialized_start=1203
+  _globals['_NODEFLAGS']._serialized_end=1334
+  _globals['_ASSIGNMENT']._serialized_start=1336
+  _globals['_ASSIGNMENT']._serialized_end=1455
+  _globals['_SPAREASSIGNMENT']._serialized_start=1457
+  _globals['_SPAREASSIGNMENT']._serialized_end=1524
+  _globals['_PROBEREQUEST']._serialized_start=1526
+  _globals['_PROBEREQUEST']._serialized_end=1540
+  _globals['_PROBEREPLY']._serialized_start=1542
+  _globals['_PROBEREPLY']._serialized_end=1606
+  _globals['_NODESERVICE']._serialized_start=1608
+  _globals['_NODESERVICE']._serialized_end=1682
 # @@protoc_insertion_point(module_scope)

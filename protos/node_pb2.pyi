@@ -68,25 +68,73 @@ class TrainerExit(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _FailureClass:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _FailureClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[TrainerExit._FailureClass.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        CLASS_UNSPECIFIED: TrainerExit._FailureClass.ValueType  # 0
+        """none: workerd ended it"""
+        SOFTWARE: TrainerExit._FailureClass.ValueType  # 1
+        """the script's own"""
+        HOST: TrainerExit._FailureClass.ValueType  # 2
+        """memory, files, disk"""
+        DEVICE: TrainerExit._FailureClass.ValueType  # 3
+        NETWORK: TrainerExit._FailureClass.ValueType  # 4
+        UNKNOWN: TrainerExit._FailureClass.ValueType  # 5
+
+    class FailureClass(_FailureClass, metaclass=_FailureClassEnumTypeWrapper):
+        """What kind of failure ended a trainer."""
+
+    CLASS_UNSPECIFIED: TrainerExit.FailureClass.ValueType  # 0
+    """none: workerd ended it"""
+    SOFTWARE: TrainerExit.FailureClass.ValueType  # 1
+    """the script's own"""
+    HOST: TrainerExit.FailureClass.ValueType  # 2
+    """memory, files, disk"""
+    DEVICE: TrainerExit.FailureClass.ValueType  # 3
+    NETWORK: TrainerExit.FailureClass.ValueType  # 4
+    UNKNOWN: TrainerExit.FailureClass.ValueType  # 5
+
     CODE_FIELD_NUMBER: _builtins.int
     SIGNAL_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    FAILURE_CLASS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    TRACEBACK_FIELD_NUMBER: _builtins.int
+    CORE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """exit code; 0 when a signal ended it"""
     signal: _builtins.int
     """0 when it exited by itself"""
     message: _builtins.str
-    """last lines of stderr, or why workerd ended it"""
+    """last lines of stderr"""
+    failure_class: Global___TrainerExit.FailureClass.ValueType
+    cause: _builtins.str
+    """one line: what ended it"""
+    traceback: _builtins.str
+    """Python's, or its fault handler's; empty when there is none"""
+    core: _builtins.str
+    """path of its core, or who was given it; empty when none was dumped"""
+    step: _builtins.int
+    """of the state that it held"""
     def __init__(
         self,
         *,
         code: _builtins.int = ...,
         signal: _builtins.int = ...,
         message: _builtins.str = ...,
+        failure_class: Global___TrainerExit.FailureClass.ValueType = ...,
+        cause: _builtins.str = ...,
+        traceback: _builtins.str = ...,
+        core: _builtins.str = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "signal", b"signal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "code", b"code", "core", b"core", "failure_class", b"failure_class", "message", b"message", "signal", b"signal", "step", b"step", "traceback", b"traceback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from coordinator.admin.timeline import headline, in_short
 from coordinator.controller import records
 from coordinator.model import (
     Assignment,
+    FailureClass,
     Generation,
     Incident,
     Job,
@@ -110,8 +111,11 @@ def _how(trainer: Trainer) -> str:
         text += f"ended by signal {trainer.exit.signal}"
     else:
         text += f"exited with code {trainer.exit.code}"
-    last = trainer.exit.message.strip().splitlines()[-1:]
-    return text + "".join(f": {one}" for one in last)
+    if trainer.exit.cause:
+        named = trainer.exit.failure_class is not FailureClass.CLASS_UNSPECIFIED
+        text += f": {trainer.exit.failure_class.name.lower()}" if named else ""
+        text += f": {trainer.exit.cause}"
+    return text + (f"; core: {trainer.exit.core}" if trainer.exit.core else "")
 
 
 def _flags(name: str, old: NodeFlags, new: NodeFlags) -> Iterator[Happening]:

@@ -6,7 +6,7 @@ work on hashable, immutable values; :mod:`coordinator.model.convert` turns one i
 """
 
 from coordinator.model.convert import from_record, to_record
-from coordinator.model.incident import Cause, Incident, IncidentMark
+from coordinator.model.incident import Cause, Incident, IncidentMark, RankExit
 from coordinator.model.job import Job, JobSpec, JobState, JobStatus
 from coordinator.model.membership import (
     Ack,
@@ -28,6 +28,7 @@ from coordinator.model.node import (
     DeadIncarnation,
     Device,
     DeviceKind,
+    FailureClass,
     Node,
     NodeFlags,
     SpareAssignment,
@@ -47,6 +48,7 @@ __all__ = [
     "DeadIncarnation",
     "Device",
     "DeviceKind",
+    "FailureClass",
     "Generation",
     "Incident",
     "IncidentMark",
@@ -63,6 +65,7 @@ __all__ = [
     "Progress",
     "Pull",
     "RankAck",
+    "RankExit",
     "RankProgress",
     "Rendezvous",
     "Settings",

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+
+from coordinator.model.node import TrainerExit
 
 
 class Cause(IntEnum):
@@ -33,6 +35,16 @@ class IncidentMark:
 
 
 @dataclass(frozen=True, slots=True)
+class RankExit:
+    """How the trainer of a rank has ended."""
+
+    rank: int = 0
+    node: str = ""
+    instance: str = ""
+    exit: TrainerExit = field(default_factory=TrainerExit)
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """``incidents/<id>``: one failure, from its detection to the first step after it."""
 
@@ -48,3 +60,4 @@ class Incident:
     lost_steps: int = 0
     bytes_moved: int = 0
     closed: bool = False
+    exits: tuple[RankExit, ...] = ()

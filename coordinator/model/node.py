@@ -25,6 +25,17 @@ class Device:
     memory_bytes: int = 0
 
 
+class FailureClass(IntEnum):
+    """What kind of failure ended a trainer; unspecified when workerd ended it."""
+
+    CLASS_UNSPECIFIED = 0
+    SOFTWARE = 1
+    HOST = 2
+    DEVICE = 3
+    NETWORK = 4
+    UNKNOWN = 5
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerExit:
     """How a trainer process ended: ``signal`` is 0 when it exited by itself."""
@@ -32,6 +43,11 @@ class TrainerExit:
     code: int = 0
     signal: int = 0
     message: str = ""
+    failure_class: FailureClass = FailureClass.CLASS_UNSPECIFIED
+    cause: str = ""
+    traceback: str = ""
+    core: str = ""
+    step: int = 0
 
 
 class TrainerState(IntEnum):

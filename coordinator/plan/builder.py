@@ -14,6 +14,7 @@ from coordinator.model import (
     JobView,
     Leaver,
     Phase,
+    RankExit,
     Slot,
     SlotRank,
 )
@@ -100,8 +101,10 @@ class Builder:
         restarts: int | None = None,
         regroups: int = 0,
         absent: tuple[int, ...] | None = None,
+        exits: tuple[RankExit, ...] = (),
     ) -> Transition:
-        """The record that makes it valid; ``absent`` are its absent replicas, if they change."""
+        """The record that makes it valid; ``absent`` are its absent replicas, if they change, and
+        ``exits`` the ended trainers that it replaces."""
         job, current, spec = self._job, self._job.generation, self._job.job.spec
         if absent is None:
             absent = current.absent_replicas if current else ()
@@ -121,7 +124,7 @@ class Builder:
         record = None
         if incident is not None:
             cause, nodes = incident
-            record = incidents.detected(job, self._number, cause, nodes, why)
+            record = incidents.detected(job, self._number, cause, nodes, why, exits)
         generation = Generation(
             job=spec.name,
             generation=self._number,

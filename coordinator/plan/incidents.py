@@ -6,17 +6,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from coordinator.model import Cause, Incident, IncidentMark, JobView, Phase, RankProgress, StepPhase
+from coordinator.model import (
+    Cause,
+    Incident,
+    IncidentMark,
+    JobView,
+    Phase,
+    RankExit,
+    RankProgress,
+    StepPhase,
+)
 from coordinator.plan import holders
 from coordinator.plan.actions import UpdateIncident
 
+_EXITS = 16
 _CULPRITS = frozenset({Cause.NODE_LOST, Cause.TRAINER_ENDED})
 
 
 def detected(
-    job: JobView, generation: int, cause: Cause, nodes: tuple[str, ...], why: str
+    job: JobView,
+    generation: int,
+    cause: Cause,
+    nodes: tuple[str, ...],
+    why: str,
+    exits: tuple[RankExit, ...] = (),
 ) -> Incident:
-    """The incident that a new generation belongs to: the open one goes on, else one begins."""
+    """The incident that a new generation belongs to: the open one goes on, else one begins.
+
+    The latest ``exits`` are kept, at most 16 of them.
+    """
     mark = IncidentMark(phase="detected", note=why)
     current = job.incident
     if current is not None and not current.closed:
@@ -29,6 +47,7 @@ def detected(
             nodes=tuple(dict.fromkeys(current.nodes + nodes)),
             last_generation=generation,
             marks=(*current.marks, mark),
+            exits=(*current.exits, *exits)[-_EXITS:],
         )
     name = job.job.spec.name
     return Incident(
@@ -40,6 +59,7 @@ def detected(
         first_generation=generation,
         last_generation=generation,
         marks=(mark,),
+        exits=exits[-_EXITS:],
     )
 
 

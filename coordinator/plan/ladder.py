@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from coordinator.model import Cause, ClusterView, JobView, Phase, Settings, Slot, TrainerExit
+from coordinator.model import (
+    Cause,
+    ClusterView,
+    FailureClass,
+    JobView,
+    Phase,
+    Settings,
+    Slot,
+    TrainerExit,
+)
 from coordinator.plan import arrange, deaths, holders, membership, reserves
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.arrange import Arrangement
@@ -18,6 +27,9 @@ from coordinator.plan.builder import Builder
 from coordinator.plan.membership import Faults, describe, some
 from coordinator.plan.placement import candidates, unusable
 from coordinator.plan.spread import Pool
+
+_ILL = frozenset({FailureClass.HOST, FailureClass.DEVICE})
+"""Failures that another node is likely not to have."""
 
 _REASONS = 16
 """How many reasons a record holds: it must not grow with what is lost."""
@@ -35,8 +47,8 @@ def change(
     if not (faults or _waits(job) or _may_grow(job) or _unheld(view, job)):
         return None
     restarts = current.restarts + len(faults.ended)
-    if restarts > spec.restarts and faults.ended:
-        return membership.failed(job, faults, restarts)
+    if faults.ended and (end := membership.failed(job, faults, restarts)):
+        return end
     others = deaths.undecided(view, job, now) if faults.lost else []
     if others:
         return Wait(
@@ -176,6 +188,7 @@ class _Words:
             _shortened(self.reasons),
             restarts=restarts,
             absent=found.absent,
+            exits=membership.exits(job, faults),
         )
 
     def _cause(self) -> Cause:
@@ -245,9 +258,10 @@ class _Words:
                 self.reasons.append(f"slot {number}: {how} on {old.node}")
                 continue
             # an unhealthy node leaves even for a spare that has to start first
-            better = bool(self.pool) and (
-                self.pool.hot > 0 or bool(unusable(view, old.node, spec.ranks_per_node))
+            ill = unusable(view, old.node, spec.ranks_per_node) or any(
+                exit_.failure_class in _ILL for exit_ in over.values()
             )
+            better = bool(self.pool) and (self.pool.hot > 0 or bool(ill))
             if better and holders.held_elsewhere(view, self.job, old, leaving):
                 node = self.pool.take(number)
                 leaving.add(number)

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from coordinator.model import (
     Cause,
     ClusterView,
+    FailureClass,
     Generation,
     JobView,
     Phase,
+    RankExit,
     Settings,
     TrainerExit,
 )
@@ -125,17 +127,55 @@ def regroups(job: JobView) -> int:
     return current.regroups
 
 
-def failed(job: JobView, faults: Faults, restarts: int) -> Transition:
-    """The job's own script ends it: more trainers ended than the job file allows."""
-    number, local, exit_ = faults.ended[-1]
-    rank = job.job.spec.rank(number, local)
-    why = (
-        f"rank {rank} on {job.slots[number].node} {describe(exit_)}; "
-        f"{restarts} trainers have ended, restarts allows {job.job.spec.restarts}"
-    )
-    if exit_.message:
-        why += f"\n{exit_.message}"
-    return ended(job, Phase.FAILED, why)
+def failed(job: JobView, faults: Faults, restarts: int) -> Transition | None:
+    """The job's own script ends it: by the same error twice, or by too many ended trainers."""
+    spec = job.job.spec
+    again = repeated(job, faults)
+    if again is not None:
+        number, local, exit_ = again
+        why = f"for the second time, and would again; its state was that of step {exit_.step}"
+    elif restarts > spec.restarts:
+        number, local, exit_ = faults.ended[-1]
+        why = f"{restarts} trainers have ended, restarts allows {spec.restarts}"
+    else:
+        return None
+    said = exit_.traceback or exit_.message
+    who = f"rank {spec.rank(number, local)} on {job.slots[number].node} {describe(exit_)}; {why}"
+    return ended(job, Phase.FAILED, f"{who}\n{said}" if said else who)
+
+
+def repeated(job: JobView, faults: Faults) -> tuple[int, int, TrainerExit] | None:
+    """An ended trainer whose script has raised what it raised before, with no step in between.
+
+    The same rank, step and place in the script: it had the same input, since every rank draws its
+    batch and its random numbers by the step.
+    """
+    incident = job.incident
+    if incident is None or incident.closed:
+        return None
+    for number, local, exit_ in faults.ended:
+        rank, now = job.job.spec.rank(number, local), raised(exit_)
+        if now and any(one.rank == rank and raised(one.exit) == now for one in incident.exits):
+            return number, local, exit_
+    return None
+
+
+def raised(exit_: TrainerExit) -> tuple[int, str, str] | None:
+    """The step, the exception's type and where it was raised; None for another kind of end."""
+    if exit_.failure_class is not FailureClass.SOFTWARE or not exit_.traceback:
+        return None
+    frames = [line for line in exit_.traceback.splitlines() if line.startswith("  File ")]
+    return exit_.step, exit_.cause.partition(":")[0], frames[-1] if frames else ""
+
+
+def exits(job: JobView, faults: Faults) -> tuple[RankExit, ...]:
+    """The ended trainers, as an incident keeps them."""
+    found = []
+    for number, local, exit_ in faults.ended:
+        slot = job.slots[number]
+        rank = job.job.spec.rank(number, local)
+        found.append(RankExit(rank, slot.node, slot.ranks[local].instance, exit_))
+    return tuple(found)
 
 
 def ended(job: JobView, phase: Phase, why: str) -> Transition:
@@ -158,6 +198,9 @@ def some(numbers: tuple[int, ...]) -> str:
 
 def describe(exit_: TrainerExit) -> str:
     """How a trainer ended, in a few words."""
-    if exit_.signal:
-        return f"was ended by signal {exit_.signal}"
-    return f"exited with code {exit_.code}"
+    how = (
+        f"was ended by signal {exit_.signal}" if exit_.signal else f"exited with code {exit_.code}"
+    )
+    if exit_.failure_class is FailureClass.CLASS_UNSPECIFIED:
+        return how
+    return f"{how} ({exit_.failure_class.name.lower()}: {exit_.cause})"

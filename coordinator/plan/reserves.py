@@ -24,7 +24,10 @@ def of_use(view: ClusterView, job: JobView) -> list[Slot]:
 def missing(
     view: ClusterView, job: JobView, positions: tuple[int, ...], late: list[Slot]
 ) -> Transition | Wait:
-    """No member holds a shard position: the job is lost, unless a reserve may still answer."""
+    """No member holds a shard position: the job is lost, unless a reserve may still answer.
+
+    Where its own script has ended the trainers, it has failed.
+    """
     for slot in late:
         if holders.held(view, job, slot) & set(positions):
             return Wait(
@@ -33,11 +36,13 @@ def missing(
                 f"{membership.some(positions)}, and it has not acknowledged",
                 blocked=True,
             )
-    return membership.ended(
-        job,
-        Phase.LOST,
-        f"no living trainer holds shard positions {membership.some(positions)} any more",
-    )
+    lost = f"no living trainer holds shard positions {membership.some(positions)} any more"
+    incident = job.incident
+    for one in () if incident is None or incident.closed else incident.exits:
+        if job.job.spec.shard_position(one.rank) in positions and membership.raised(one.exit):
+            why = f"rank {one.rank} on {one.node} {membership.describe(one.exit)}; {lost}"
+            return membership.ended(job, Phase.FAILED, f"{why}\n{one.exit.traceback}")
+    return membership.ended(job, Phase.LOST, lost)
 
 
 def freed(job: JobView, kept: Set[int] = frozenset()) -> tuple[Slot, ...]:

@@ -50,6 +50,17 @@ def test_a_script_that_always_raises_fails_the_job_with_its_traceback() -> None:
         _no_trainers(cluster)
 
 
+def test_the_same_error_at_the_same_step_again_ends_the_job_whatever_restarts_allows() -> None:
+    job = spec(restarts=100, RAISE_AT="3", RAISE_REPLICA="1")
+    with running(4) as cluster:
+        run = Run(cluster, job)
+        seen = run.wait_state(JobState.FAILED, START + END)
+        assert "software: ValueError: no data for step 3" in seen.status.reason
+        assert "for the second time" in seen.status.reason
+        assert "train.py" in seen.status.reason
+        assert seen.generation.restarts == 1
+
+
 def test_a_command_that_is_not_there_fails_the_job_and_says_so() -> None:
     job = spec(restarts=0)
     job = type(job)(name=job.name, command=("no-such-program",), replicas=1)

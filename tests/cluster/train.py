@@ -4,7 +4,7 @@
 It has what makes a recovery hard to get right: state besides the parameters (a scheduler, running
 statistics), random draws in the forward pass, and an optimizer with a memory. From the environment:
 PACE, seconds that a step takes at least; GATE, a file whose coming the replica LATE awaits after
-its last step; RAISE_AT, a step at which every replica raises.
+its last step; RAISE_AT, a step at which every replica raises, or RAISE_REPLICA alone.
 """
 
 import os
@@ -19,7 +19,7 @@ from workerd.trainer import join
 steps, width = int(sys.argv[1]), int(sys.argv[2])
 pace = float(os.environ.get("PACE", "0"))
 gate, late = os.environ.get("GATE"), int(os.environ.get("LATE", "-1"))
-raise_at = int(os.environ.get("RAISE_AT", "-1"))
+raise_at, raising = int(os.environ.get("RAISE_AT", "-1")), os.environ.get("RAISE_REPLICA")
 
 with join() as job:
     net = nn.Sequential(
@@ -37,7 +37,7 @@ with join() as job:
     job.track(model=model, optimizer=optimizer, scheduler=scheduler)
     while job.step < steps:
         with job.attempt():
-            if job.step == raise_at:
+            if job.step == raise_at and raising in (None, str(job.replica)):
                 raise ValueError(f"no data for step {job.step}")
             time.sleep(pace)  # noqa: TID251 - stands for a longer computation
             data = torch.Generator().manual_seed(1000 * job.step + job.replica)

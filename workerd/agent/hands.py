@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from coordinator.model import DeviceKind, JobSpec, Node, TrainerExit
+from coordinator.model import DeviceKind, FailureClass, JobSpec, Node, TrainerExit
 from workerd.agent import messages
 from workerd.agent.actions import (
     Action,
@@ -78,12 +78,7 @@ class Hands:
                 entry.end(self._supervisor.ended(instance), time.monotonic())
                 exit_ = entry.facts.exit or TrainerExit()
                 how = f"signal {exit_.signal}" if exit_.signal else f"code {exit_.code}"
-                _log.info(
-                    "trainer %s ended: %s%s",
-                    instance,
-                    how,
-                    f" ({entry.facts.ending})" if entry.facts.ending else "",
-                )
+                _log.info("trainer %s ended: %s (%s)", instance, how, exit_.cause)
             case ProcessCleared(instance):
                 self._supervisor.reap(instance)
                 self.entries[instance].set(cleared=True)
@@ -212,7 +207,9 @@ class Hands:
             if page is not None:
                 page.close()
             self._folder.retire(instance)
-            exit_ = TrainerExit(code=_NOT_STARTED, message=str(error))
+            exit_ = TrainerExit(
+                code=_NOT_STARTED, failure_class=FailureClass.HOST, cause=str(error), step=-1
+            )
             ended = replace(facts, ended_at=now, exit=exit_, cleared=True)
             self.entries[instance] = Entry(ended)
             return

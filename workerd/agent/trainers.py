@@ -7,11 +7,13 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.model import Pull, Rendezvous, StepPhase, TrainerExit
+from coordinator.model import Pull, Rendezvous, StepPhase
 from protos import trainer_pb2
+from workerd.agent.diagnosis import diagnose
 from workerd.agent.state import Stopped, TrainerFacts
 from workerd.protocol.link import Downward, LinkClosed, LinkTimeout, Upward, WorkerdEnd
 from workerd.protocol.page import PageError, ProgressPage
+from workerd.supervisor.evidence import Ending
 
 _log = logging.getLogger(__name__)
 
@@ -88,20 +90,16 @@ class Entry:
 
     # ---- its end
 
-    def end(self, exit_: TrainerExit, now: float) -> None:
+    def end(self, ending: Ending, now: float) -> None:
         """Its process has ended."""
         self.look()
         if self.page is not None:
             self.page.close()
             self.page = None
-        # What the script said first: that it then took long to leave is no cause.
-        if self.traceback:
-            exit_ = replace(exit_, message=self.traceback[-2000:])
-        elif self.facts.ending:
-            exit_ = replace(exit_, message=f"ended by workerd: {self.facts.ending}")
         if self.link is not None:
             self.link.close()
             self.link = None
+        exit_ = diagnose(ending, self.traceback, self.facts.ending, self.facts.step)
         self.set(ended_at=now, exit=exit_, connected=False)
 
     # ---- what it says

@@ -73,6 +73,10 @@ class RuntimeFolder:
         """Where what it prints goes; ``stream`` is stdout or stderr."""
         return self._trainers / instance / stream
 
+    def error_file(self, instance: str) -> Path:
+        """Where it may leave what it raised."""
+        return self._trainers / instance / "error.json"
+
     def last_words(self, instance: str) -> str:
         """The last lines that a trainer has written to stderr: at most 20, 2,000 characters."""
         try:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from coordinator.model import TrainerExit
 from workerd.protocol import link
-from workerd.supervisor import sweep
+from workerd.supervisor import evidence, sweep
+from workerd.supervisor.evidence import Ending
 from workerd.supervisor.runtime import RuntimeFolder
 from workerd.supervisor.watcher import EndWatcher
 
@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 WORKERD_VARIABLE: Final = "HOTSPARE_WORKERD"  # marks everything that one workerd has started
 _OWN_VARIABLES: Final = "HOTSPARE_"
+# Where a script's @record of torch.distributed.elastic leaves what it raised.
+_ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
+_DEFAULTS: Final = {"PYTHONFAULTHANDLER": "1"}  # a crash leaves Python's stack in stderr
 _HERE: Final = Path(__file__).resolve().parent
 _GUARDIAN: Final = "guardian"
 _CALM: Final = 10.0  # seconds after which a process that can't be killed is worth a warning
@@ -54,6 +57,15 @@ class GuardianEnded:
 ProcessEvent: TypeAlias = ProcessEnded | ProcessCleared | GuardianEnded
 
 
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """One trainer process that has not been reaped."""
+
+    process: subprocess.Popen[bytes]
+    directory: str  # that it was started in; empty for workerd's own
+    oom_kills: int  # of this host, when it was started
+
+
 class SpawnError(Exception):
     """A trainer could not be started; the text says why."""
 
@@ -71,7 +83,7 @@ class Supervisor:
         self._folder = folder
         self._mark = mark
         self._sink = sink
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, _Child] = {}
         self._pids: set[int] = set()
         self._closing = threading.Event()
         self._sweeps: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
@@ -127,6 +139,7 @@ class Supervisor:
             link.INSTANCE_VARIABLE: instance,
             link.PAGE_VARIABLE: str(self._folder.page(instance)),
             WORKERD_VARIABLE: self._mark,
+            _ERROR_FILE_VARIABLE: str(self._folder.error_file(instance)),
         }
         shim = [sys.executable, "-I", "-S", str(_HERE / "exec_shim.py"), str(os.getpid())]
         try:
@@ -140,12 +153,12 @@ class Supervisor:
                     stdout=out,
                     stderr=err,
                     cwd=working_directory or None,
-                    env={**inherited, **environment, **own},
+                    env={**_DEFAULTS, **inherited, **environment, **own},
                     start_new_session=True,
                 )
         except (OSError, ValueError) as error:
             raise SpawnError(f"cannot start {command[0]!r}: {error}") from error
-        self._children[instance] = child
+        self._children[instance] = _Child(child, working_directory, evidence.oom_kills())
         self._pids.add(child.pid)
         self._tell(f"+{child.pid}\n")
         self._watcher.watch(child.pid, instance)
@@ -161,30 +174,36 @@ class Supervisor:
         if child is not None:
             # Not reaped yet, so the number is still its own.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+                os.killpg(child.process.pid, signal.SIGKILL)
 
     def pid(self, instance: str) -> int | None:
         """The process of a trainer that has not been reaped."""
         child = self._children.get(instance)
-        return None if child is None else child.pid
+        return None if child is None else child.process.pid
 
-    def ended(self, instance: str) -> TrainerExit:
+    def ended(self, instance: str) -> Ending:
         """How a trainer has ended, after :class:`ProcessEnded`. The rest of it is killed."""
         child = self._children[instance]
         self.kill(instance)
         # It stays a zombie until nothing of it is left: so its session's number isn't given to
         # another process while that session is being swept.
-        result = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        self._sweeps.put((instance, child.pid))
-        message = self._folder.last_words(instance)
-        if result is None or result.si_code == os.CLD_EXITED:
-            code = 0 if result is None else result.si_status
-            return TrainerExit(code=code, message=message)
-        return TrainerExit(signal=result.si_status, message=message)
+        pid = child.process.pid
+        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self._sweeps.put((instance, pid))
+        assert result is not None  # only with WNOHANG
+        exited = result.si_code == os.CLD_EXITED
+        return Ending(
+            code=result.si_status if exited else 0,
+            signal=0 if exited else result.si_status,
+            core=evidence.core(pid, child.directory) if result.si_code == os.CLD_DUMPED else "",
+            stderr=self._folder.last_words(instance),
+            error_file=evidence.error_file(self._folder.error_file(instance)),
+            oom_kills=evidence.oom_kills() - child.oom_kills,
+        )
 
     def reap(self, instance: str) -> None:
         """After :class:`ProcessCleared`: the process's number may be used again."""
-        child = self._children.pop(instance)
+        child = self._children.pop(instance).process
         child.wait()
         self._pids.discard(child.pid)
         self._tell(f"-{child.pid}\n")
@@ -199,7 +218,7 @@ class Supervisor:
         self._sweeps.put(None)
         self._sweeper.join()
         for child in self._children.values():
-            child.wait()
+            child.process.wait()
         if self._guardian is not None and self._guardian.stdin is not None:
             with contextlib.suppress(OSError):
                 self._guardian.stdin.close()
@@ -212,7 +231,7 @@ class Supervisor:
         child = self._children.get(instance)
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, number)
+                os.kill(child.process.pid, number)
 
     def _tell(self, line: str) -> None:
         if self._guardian is None or self._guardian.stdin is None:

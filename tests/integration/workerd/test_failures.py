@@ -73,7 +73,8 @@ def test_a_script_that_fails_leaves_its_traceback(
     (folder / "fail").touch()
     over = ended(lead, "n0").exit
     assert over is not None
-    assert (over.code, over.signal, over.message) == (3, 0, "it was told to")
+    assert (over.code, over.signal, over.traceback) == (3, 0, "it was told to")
+    assert over.message == "to stderr"
 
 
 @pytest.mark.parametrize("what", ["command", "folder"])
@@ -88,7 +89,7 @@ def test_a_trainer_that_cannot_start_is_one_that_has_ended(
     lead.pause("n0")
     over = ended(lead, "n0").exit
     assert over is not None
-    assert "/no/such/" in over.message
+    assert "/no/such/" in over.cause
     assert over.code in (126, 127)
 
 

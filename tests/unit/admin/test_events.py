@@ -17,6 +17,7 @@ from coordinator.model import (
     DeadIncarnation,
     Device,
     DeviceKind,
+    FailureClass,
     Generation,
     Incident,
     IncidentMark,
@@ -96,8 +97,13 @@ def test_a_node_s_health() -> None:
 @pytest.mark.parametrize(
     ("exit_", "says"),
     [
-        (TrainerExit(code=3, message="Traceback\nValueError: x\n"), "code 3: ValueError: x"),
+        (
+            TrainerExit(code=3, failure_class=FailureClass.SOFTWARE, cause="ValueError: x"),
+            "exited with code 3: software: ValueError: x",
+        ),
         (TrainerExit(signal=9), "ended by signal 9"),
+        (TrainerExit(signal=15, cause="ended by workerd: why"), "signal 15: ended by workerd: why"),
+        (TrainerExit(signal=11, core="/tmp/core.7"), "signal 11; core: /tmp/core.7"),
         (None, "nothing is known"),
     ],
 )

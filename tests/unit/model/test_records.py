@@ -40,6 +40,7 @@ CALLS = {"ProbeRequest", "ProbeReply"}
 OWN = {ClusterView, JobView, LiveNode, Settings, Suspect}
 """Values that no record stands for."""
 ENUM_NAMES = {"Device.Kind": "DeviceKind", "Trainer.State": "TrainerState"}
+ENUM_NAMES |= {"TrainerExit.FailureClass": "FailureClass"}
 ENUM_NAMES |= {"JobStatus.State": "JobState", "Incident.Cause": "Cause"}
 
 RECORDS: dict[str, Descriptor] = {

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from coordinator.model import (
     Cause,
+    FailureClass,
     JobView,
     Phase,
+    RankExit,
     SlotRank,
     StepPhase,
     Trainer,
@@ -186,3 +191,84 @@ class TestNodesOfSeveralRanks:
         view = ended(cluster(job, nodes=hot, dead=["n0"]), 1)
         change = the(Transition, view)
         assert {one.slot: one.node for one in change.slots} == {0: "z", 1: "n1"}
+
+
+FRAMES = 'Traceback (most recent call last):\n  File "/job/train.py", line 7, in <module>\n'
+RAISED: dict[str, Any] = {
+    "code": 1,
+    "failure_class": FailureClass.SOFTWARE,
+    "cause": "ValueError: no data at 0x7f01",
+    "traceback": FRAMES + "ValueError: no data at 0x7f01",
+    "step": 4,
+}
+
+
+def raised_before(**other: Any) -> JobView:
+    """A job whose rank 1 has raised, in an incident that is still open."""
+    exit_ = TrainerExit(**(RAISED | {"cause": "ValueError: no data at 0x7f99"} | other))
+    return open_incident(running(spec()), "detected", exits=(RankExit(1, "n1", "before", exit_),))
+
+
+class TestTheSameErrorAgain:
+    def test_it_ends_the_job_with_the_traceback(self) -> None:
+        view = ended(cluster(raised_before(), nodes=[node("z", hot=True)]), 1, **RAISED)
+        change = the(Transition, view)
+        assert change.generation.phase is Phase.FAILED
+        assert "rank 1 on n1 exited with code 1 (software: ValueError" in change.generation.reason
+        assert "for the second time, and would again" in change.generation.reason
+        assert change.generation.reason.endswith(RAISED["traceback"])
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"step": 3},
+            {"cause": "KeyError: 1"},
+            {"traceback": FRAMES.replace("line 7", "line 8")},
+            {"traceback": "", "failure_class": FailureClass.UNKNOWN},
+            {"failure_class": FailureClass.NETWORK},
+        ],
+    )
+    def test_another_end_is_none(self, other: dict[str, Any]) -> None:
+        view = ended(cluster(raised_before(**other), nodes=[node("z", hot=True)]), 1, **RAISED)
+        assert the(Transition, view).generation.phase is Phase.PAUSE
+
+    def test_nor_is_another_ranks(self) -> None:
+        view = ended(cluster(raised_before(), nodes=[node("z", hot=True)]), 2, **RAISED)
+        assert the(Transition, view).generation.phase is Phase.PAUSE
+
+    def test_nor_is_one_before_a_committed_step(self) -> None:
+        job = raised_before()
+        assert job.incident is not None
+        job = replace(job, incident=replace(job.incident, closed=True))
+        view = ended(cluster(job, nodes=[node("z", hot=True)]), 1, **RAISED)
+        assert the(Transition, view).generation.phase is Phase.PAUSE
+
+
+def test_an_incident_keeps_how_its_trainers_ended() -> None:
+    view = ended(cluster(running(spec()), nodes=[node("z", hot=True)]), 1, **RAISED)
+    change = the(Transition, view)
+    assert change.incident is not None
+    old = view.jobs[JOB].slots[1].ranks[0].instance
+    assert change.incident.exits == (RankExit(1, "n1", old, TrainerExit(**RAISED)),)
+    assert "rank 1 exited with code 1 (software: ValueError: no data" in change.reason
+
+
+@pytest.mark.parametrize("failure", [FailureClass.DEVICE, FailureClass.HOST])
+def test_what_another_node_may_not_have_is_left_even_for_a_cold_spare(
+    failure: FailureClass,
+) -> None:
+    view = ended(cluster(running(spec()), nodes=[node("z")]), 1, code=1, failure_class=failure)
+    assert [(one.slot, one.node) for one in the(Transition, view).slots] == [(1, "z")]
+    alone = ended(cluster(running(spec())), 1, code=1, failure_class=failure)
+    assert "restarted there" in the(Transition, alone).reason
+
+
+def test_who_was_ended_by_its_own_script_is_not_lost_but_has_failed() -> None:
+    job = running(spec(replicas=1), 5, Phase.PAUSE)
+    exits = (RankExit(0, "n0", "before", TrainerExit(**RAISED)),)
+    job = open_incident(fresh(job, 0, "n0"), "detected", exits=exits)
+    job = acked(job, 0, StepPhase.EMPTY)
+    change = the(Transition, cluster(job))
+    assert change.generation.phase is Phase.FAILED
+    assert "no living trainer holds shard positions 0" in change.generation.reason
+    assert change.generation.reason.endswith(RAISED["traceback"])
