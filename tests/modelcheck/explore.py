@@ -45,7 +45,7 @@ def begin(system: System) -> State:
         possible = [one for one in moves.moves(system, state) if one[0][0] != "prepare"]
         if not possible:
             return state
-        state = possible[0][1]
+        state = system.booked(possible[0][1])[0]
     raise AssertionError("the job never ran")
 
 
@@ -77,15 +77,16 @@ class Search:
         self._limits = (states, seconds)
         self._parents = array("i", [-1])
         self.states: list[State] = []
+        self._numbers: dict[State, int] = {}
         self._from = array("i")
         self._to = array("i")
 
     def run(self) -> Result:
         """All states; then whether an end can be reached from each of them."""
         started = time.process_time()
-        symmetry = self.system.symmetry
         first = self._named(begin(self.system))
-        numbers = {first: 0}
+        numbers = self._numbers
+        numbers[first] = 0
         self.states = states = [first]
         ended = bytearray(1)
         result, limits = self.result, self._limits
@@ -96,24 +97,24 @@ class Search:
                 break
             try:
                 own, others, end = successors(self.system, states[at])
+                if end:
+                    ended[at] = 1
+                    result.ends[end] += 1
+                for group in (own, others):
+                    for _, found in group:
+                        for state in (found,) if found in numbers else self._settled(found):
+                            number = numbers.get(state)
+                            if number is None:
+                                number = numbers[state] = len(states)
+                                states.append(state)
+                                self._parents.append(at)
+                                ended.append(0)
+                            if group is own:
+                                self._from.append(at)
+                                self._to.append(number)
+                    result.transitions += len(group)
             except Violation as error:
                 raise Violation(self.trace(at, str(error))) from error
-            if end:
-                ended[at] = 1
-                result.ends[end] += 1
-            for group in (own, others):
-                for _, found in group:
-                    state = found if symmetry is None else symmetry.canonical(found)
-                    number = numbers.get(state)
-                    if number is None:
-                        number = numbers[state] = len(states)
-                        states.append(state)
-                        self._parents.append(at)
-                        ended.append(0)
-                    if group is own:
-                        self._from.append(at)
-                        self._to.append(number)
-                result.transitions += len(group)
             at += 1
         result.states = at
         if result.complete:
@@ -153,9 +154,18 @@ class Search:
         for said, start in (("", state), ("(by other names) ", before)):
             own, others, _ = successors(self.system, start)
             for label, found in [*own, *others]:
-                if self._named(found) == after:
-                    return said + say(label), found
+                if after in self._settled(found):
+                    booked = (one for one in self.system.booked(found) if self._named(one) == after)
+                    return said + say(label), next(booked, after)
         raise AssertionError("a state that nothing leads to")
+
+    def _settled(self, state: State) -> list[State]:
+        """A state with the leader's books in order, by the names that all its likes have."""
+        state = self._named(state)
+        if state in self._numbers:
+            return [state]
+        booked = self.system.booked(state)
+        return [one if one is state else self._named(one) for one in booked]
 
     def _named(self, state: State) -> State:
         symmetry = self.system.symmetry

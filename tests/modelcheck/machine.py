@@ -176,6 +176,7 @@ class Turn(Trainers):
                 self._facts(action.instance, running_sent=action.generation)
             case SendRelease():
                 self._facts(action.instance, released_at=0.0)
+                self.on_end(action.instance, TrainerExit())
             case WriteNode() | WriteAck() | WriteProgress() | ClearPlace():
                 if not self.machine.connected:
                     return False

@@ -15,6 +15,8 @@ from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Choice, Stat
 from tests.modelcheck.system import Label, Move, System
 from tests.modelcheck.values import Machine, Process, Violation
 from workerd.agent.reports import ACK, NODE, PROGRESS
+from workerd.protocol import phases
+from workerd.protocol.phases import Do
 
 FAULTS = (
     "crash",
@@ -43,22 +45,18 @@ def moves(system: System, state: State) -> Iterator[Move]:
     yield from _leaders(system, state)
     count = system.count
     for number in range(count):
-        own, key = state[NODES + number], state[NODES + count + number]
-        if key and _expires(system, number, own, key, state[CONTROL]):
+        own = state[NODES + number]
+        node = system.node(number, own, state[NODES + count + number], state[CONTROL])
+        if node.lost:
             yield (("lease", number), _expired(system, state, number))
-        if _may_register(system, number, own, key, state[CONTROL]):
+        if node.registers:
             yield (("register", number), system.turn(state, number, ("register",)))
-        read = system.unread(state, number)
-        if read >= 0:
-            after, held, effects, unseen = system._read(own, key, read)
-            if not unseen:
-                yield (
-                    ("read", number),
-                    system._settled(state, number, after, held, effects),
-                )
-        for write in range(len(system.machines[own].outbox)):
-            if system.machines[own].connected:
-                yield (("write", number), system.turn(state, number, ("write", write)))
+        if isinstance(node.read, Violation):
+            raise node.read
+        if node.read is not None:
+            yield (("read", number), system.settled(state, number, node.read))
+        for write in range(node.writes):
+            yield (("write", number), system.turn(state, number, ("write", write)))
         for option in system.options(own):
             yield from _option(system, state, number, option)
 
@@ -109,18 +107,21 @@ def _agreement(system: System, state: State, number: int, me: Process) -> Iterat
     """Along the replica, then along the DP group; then the update."""
     standing = me.standing
     group = system.group(state[NETWORK], standing.joined)
-    if group is None or group.broken:
+    if group is None:
         return
     event: Event
     level, mine = 3 * standing.step + 1, group.levels[me.rank]
     replica = system.replica[me.rank]
     if len(replica) > 1 and mine == level:
-        if system.entered(group, replica, level):
+        if not group.broken and system.entered(group, replica, level):
             event = ("agree", me.instance)
             yield (("agree", number, me.instance, standing.step), system.turn(state, number, event))
-    elif system.entered(group, system.dp[me.rank], mine):
+        return
+    agreed = not group.broken and system.entered(group, system.dp[me.rank], mine)
+    stop = group.wish == standing.step
+    if phases.may_update(standing, agreed, stop).do is Do.GO:
         invariants.may_update(group, me, standing.step)
-        event = ("update", me.instance, group.wish == standing.step)
+        event = ("update", me.instance, agreed, stop)
         yield (("update", number, me.instance, standing.step), system.turn(state, number, event))
 
 
@@ -156,44 +157,13 @@ def _write_pending(system: System, state: State) -> State:
     new = list(state)
     new[CONTROL] = system.controls.number(control)
     new[REST] = system.rests.number(rest._replace(pending=None))
-    return system.rest_in(new, True)
-
-
-def _expires(system: System, number: int, own: int, key: int, control: int) -> bool:
-    """Whether nobody renews a lease."""
-    at = (own, key, control)
-    found = system.expires.get(at)
-    if found is None:
-        held, there = system.keys[key], system.machines[own]
-        flags = system.controls[control].flags[number]
-        found = system.expires[at] = held is not None and (
-            not there.up
-            or there.cut
-            or there.lease != held.lease
-            or there.local.incarnation != held.record.incarnation
-            or (flags is not None and flags.is_dead(held.record.incarnation))
-        )
-    return found
+    return system.rest_in(new)
 
 
 def _expired(system: System, state: State, number: int) -> State:
     new = list(state)
-    new[NODES + system.count + number] = system.keys.number(None)
-    return system.rest_in(new, True)
-
-
-def _may_register(system: System, number: int, own: int, key: int, control: int) -> bool:
-    at = (own, key, control)
-    found = system.may_register.get(at)
-    if found is None:
-        held, there = system.keys[key], system.machines[own]
-        flags = system.controls[control].flags[number]
-        found = system.may_register[at] = (
-            there.connected
-            and (held is None or held.lease != there.lease or not there.local.registered)
-            and not (flags is not None and flags.is_dead(there.local.incarnation))
-        )
-    return found
+    new[NODES + system.count + number] = system.nothing
+    return system.rest_in(new)
 
 
 # ---- later
@@ -213,7 +183,7 @@ def mends(system: System, state: State) -> Iterator[Move]:
             )
             new = list(state)
             new[NODES + number] = system.machines.number(again)
-            yield (("back", number), system.rest_in(new, True))
+            yield (("back", number), system.rest_in(new))
 
 
 def overdue(system: System, state: State, *, early: bool = False) -> State | None:
@@ -237,7 +207,7 @@ def overdue(system: System, state: State, *, early: bool = False) -> State | Non
                 if isinstance(again.action, DeclareDead) and not early:
                     invariants.at_deadline(system, state, again.action)
                 state = (again.control, *state[1:])
-    return None if state is before else system.rest_in(list(state), True)
+    return None if state is before else system.rest_in(list(state))
 
 
 def faults(system: System, state: State) -> Iterator[Move]:
@@ -307,7 +277,7 @@ def _of_node(
 def _changed(system: System, state: State, number: int, after: Machine) -> State:
     new = list(state)
     new[NODES + number] = system.machines.number(after)
-    return system.rest_in(new, True)
+    return system.rest_in(new)
 
 
 def _glitches(system: System, state: State) -> Iterator[Move]:
@@ -329,7 +299,7 @@ def _drained(system: System, state: State) -> Iterator[Move]:
             all_flags = (*control.flags[:number], drained, *control.flags[number + 1 :])
             new = list(state)
             new[CONTROL] = system.controls.number(control._replace(flags=all_flags))
-            yield ((number,), system.rest_in(new, True))
+            yield ((number,), system.rest_in(new))
 
 
 def _misjudged(system: System, state: State) -> Iterator[Move]:
@@ -371,4 +341,4 @@ def _held_up(system: System, state: State, kind: str) -> Iterator[Move]:
             rest_of = pending._replace(transactions=pending.transactions[done:])
             new[REST] = system.rests.number(rest._replace(pending=rest_of))
             new[CONTROL] = system.controls.number(written._replace(leader=after.leader))
-            yield ((choice.what,), system.rest_in(list(new), True))
+            yield ((choice.what,), system.rest_in(list(new)))

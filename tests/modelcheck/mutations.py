@@ -14,12 +14,12 @@ from coordinator.model import JobView, Phase, RankAck, Slot, StepPhase, TrainerE
 from coordinator.plan import boundary, deaths, holders, membership, recover
 from coordinator.plan.actions import Transition
 from tests.modelcheck import checks
-from tests.modelcheck.leader import Jobs
-from tests.modelcheck.machine import Turn
 from tests.modelcheck.system import System
-from tests.modelcheck.trainers import Trainers
-from tests.modelcheck.values import JOB, Group, Shape
-from workerd.agent import decide, standing
+from tests.modelcheck.values import Shape
+from workerd.agent import decide, standing, steering
+from workerd.agent.actions import SendRelease
+from workerd.agent.processes import processes
+from workerd.agent.standing import Owner
 from workerd.protocol import phases
 from workerd.protocol.page import StepPhase as Stage
 
@@ -78,25 +78,14 @@ def any_instance(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_changed(patch: pytest.MonkeyPatch) -> None:
-    """A node looks at its slot only if the record says that it has changed."""
-    on_read = Turn.on_read
+    """A node sees to the trainers of its slot only if the record says that the slot has changed."""
 
-    def trusting(turn: Turn, orders: Any) -> None:
-        known = turn.machine.orders
-        job = orders.jobs.get(JOB)
-        held = orders.assignment
-        generation = None if job is None else job.generation
-        if (
-            known is not None
-            and held is not None
-            and generation is not None
-            and held.slot not in generation.changed_slots
-        ):
-            same = replace(job, slot=known.jobs[JOB].slot if JOB in known.jobs else None)
-            orders = replace(orders, assignment=known.assignment, jobs=Jobs({JOB: same}))
-        on_read(turn, orders)
+    def trusting(orders: Any, local: Any, state: Any, limits: Any) -> Any:
+        if isinstance(state, Owner) and state.slot.slot not in state.generation.changed_slots:
+            return iter(())
+        return processes(orders, local, state, limits)
 
-    patch.setattr(Turn, "on_read", trusting)
+    patch.setattr(decide, "processes", trusting)
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
@@ -148,29 +137,25 @@ def open_streams(patch: pytest.MonkeyPatch) -> None:
 
 
 def older_streams(patch: pytest.MonkeyPatch) -> None:
-    """A stream that has begun is left open, whatever the source does by then."""
-    serving = System.serving
+    """A source that is stopped anew leaves the streams of before open."""
+    may_serve = phases.may_serve
 
-    def left_open(system: System, state: Any, instance: str, me: Any) -> Any:
-        if me.pull is None or me.pull[0] != instance:
-            return serving(system, state, instance, me)
-        number = int(instance[1 : instance.index("t")])
-        for source in system.machines[state[3 + number]].processes:
-            if source.instance == instance:
-                return source
-        return None
+    def left_open(standing: phases.Standing, generation: int, step: int) -> phases.Verdict:
+        if standing.stopped > generation and standing.phase is not Stage.EMPTY:
+            return phases.Verdict(phases.Do.GO, standing, "it has begun")
+        return may_serve(standing, generation, step)
 
-    patch.setattr(System, "serving", left_open)
+    patch.setattr(phases, "may_serve", left_open)
 
 
 def no_agreement(patch: pytest.MonkeyPatch) -> None:
     """A rank updates as soon as its own gradients are whole."""
-    entered = System.entered
+    may_update = phases.may_update
 
-    def loose(system: System, group: Group, ranks: list[int], level: int) -> bool:
-        return level % 3 != 0 or entered(system, group, ranks, level)
+    def loose(standing: phases.Standing, agreed: bool, stop_after: bool = False) -> phases.Verdict:
+        return may_update(standing, True, stop_after)
 
-    patch.setattr(System, "entered", loose)
+    patch.setattr(phases, "may_update", loose)
 
 
 def no_replica_agreement(patch: pytest.MonkeyPatch) -> None:
@@ -222,15 +207,13 @@ def ends_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_early(patch: pytest.MonkeyPatch) -> None:
-    """A rank that has done its last step leaves without waiting for the others."""
-    finish = Trainers._finish
+    """A rank that has done its last step is released without waiting for the others."""
 
-    def leave(trainers: Trainers, instance: str) -> None:
-        finish(trainers, instance)
-        if trainers._processes[instance].standing.phase is Stage.DONE:
-            trainers.on_end(instance, TrainerExit())
+    def release(orders: Any, local: Any, trainer: Any) -> Any:
+        if trainer.done_step is not None and trainer.released_at is None:
+            yield SendRelease(trainer.instance, trainer.done_step, "it is done")
 
-    patch.setattr(Trainers, "_finish", leave)
+    patch.setattr(steering, "_release", release)
 
 
 def no_boundary(patch: pytest.MonkeyPatch) -> None:

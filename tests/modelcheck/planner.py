@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.controller.transactions import Stale
 from coordinator.model import ClusterView, Generation, Phase
-from coordinator.plan import Action, DeclareDead, Probe, Transition, Wait, membership, plan
+from coordinator.plan import (
+    Action,
+    DeclareDead,
+    KeepWarm,
+    Probe,
+    Transition,
+    Wait,
+    membership,
+    plan,
+)
 from tests.modelcheck import leader
 from tests.modelcheck.leader import NOW, SETTINGS
 from tests.modelcheck.values import (
@@ -20,7 +29,6 @@ from tests.modelcheck.values import (
     Rest,
     Shape,
     Table,
-    Violation,
 )
 
 if TYPE_CHECKING:
@@ -44,8 +52,9 @@ class Choice(NamedTuple):
 class Decision(NamedTuple):
     """What the planner says."""
 
-    control: int
-    """After all bookkeeping."""
+    booked: tuple[int, ...] = ()
+    """The control keys after its bookkeeping, if it has any to do: then it is asked again. More
+    than one where names tell who is to be kept warm."""
     choices: tuple[Choice, ...] = ()
     waits: bool = False
     """Whether it may do more a while later: a broken group and a restart are given time."""
@@ -65,27 +74,34 @@ class Planner:
         self.networks: Table[tuple[Group, ...]] = Table()
         self.keys: Table[Key | None] = Table()
         self.symmetry: Symmetry | None = None
+        self.nothing = self.keys.number(None)
         self._plans: dict[tuple[Any, ...], Decision] = {}
+        self._living: dict[int, int] = {}
+        self._lives: Table[str] = Table()
         self._booked: dict[tuple[int, Action], int] = {}
         self._choices: dict[tuple[Action, int, tuple[int, ...]], Choice | None] = {}
 
     def decide(self, state: list[int] | State, now: float) -> Decision:
-        """What the planner says in a state."""
-        count = self.count
-        held = tuple(state[NODES + count : NODES + 2 * count])
-        living = ""
-        for number in range(count):
-            if self.keys[held[number]] is None:
-                living += f"{number}{self._incarnation(state[NODES + number])} "
-        key = (state[CONTROL], held, living, now)
+        """What the planner says in a state: it sees the records, and who answers a probe."""
+        there = NODES + self.count
+        seen = [now, state[CONTROL], *state[there:]]
+        for number in range(self.count):
+            if state[there + number] == self.nothing:
+                seen[2 + number] = self._answers(state[NODES + number])
+        key = tuple(seen)
         found = self._plans.get(key)
         if found is None:
             found = self._plans[key] = self._decided(state, now)
         return found
 
-    def _incarnation(self, own: int) -> str:
-        found = self.machines[own]
-        return found.local.incarnation if found.up else ""
+    def _answers(self, own: int) -> int:
+        """A number below 0 for what a machine that has no lease says to a probe."""
+        found = self._living.get(own)
+        if found is None:
+            there = self.machines[own]
+            said = there.local.incarnation if there.up else ""
+            found = self._living[own] = -1 - self._lives.number(said)
+        return found
 
     def view(
         self, state: list[int] | State, wrong: tuple[str, str] | None = None
@@ -103,48 +119,49 @@ class Planner:
         return control, held, leader.view(control, held, living, wrong)
 
     def _decided(self, state: list[int] | State, now: float) -> Decision:
-        decision = self._told(state, now)
-        named = [one for one in decision.choices if _by_name(one.action)]
+        decision, named = self._told(state, now)
         if self.symmetry is None or not named:
             return decision
-        choices = list(decision.choices)
+        booked, choices = list(decision.booked), list(decision.choices)
         for names in self.symmetry.others:
-            other = self.symmetry.renamed((decision.control, *state[1:]), names)
             back = names.inverse()
-            for choice in self._told(other, now).choices:
+            other, _ = self._told(self.symmetry.renamed(tuple(state), names), now)
+            for control in other.booked:
+                booked.append(self.symmetry.part(0, control, back))
+            for choice in other.choices:
                 if _by_name(choice.action) and choice.control >= 0:
                     control = self.symmetry.part(0, choice.control, back)
                     if all(control != one.control for one in choices):
                         choices.append(choice._replace(control=control, pending=None))
-        return decision._replace(choices=tuple(choices))
+        return decision._replace(booked=tuple(dict.fromkeys(booked)), choices=tuple(choices))
 
-    def _told(self, state: list[int] | State, now: float) -> Decision:
-        state = list(state)
-        for _ in range(20):
-            _, held, seen = self.view(state)
-            actions = plan(seen, now, SETTINGS)
-            before = state[CONTROL]
-            if now == NOW:
-                for action in actions:
-                    if leader.primary(action):
-                        break  # what comes after it is decided anew once it is written
-                    if not isinstance(action, Probe | Wait):
-                        state[CONTROL] = self._bookkept(action, state[CONTROL], held, seen)
-            if state[CONTROL] == before:
-                break
-        else:
-            raise Violation("the bookkeeping never ends")
+    def _told(self, state: list[int] | State, now: float) -> tuple[Decision, bool]:
+        """And whether names may have decided."""
+        number = state[CONTROL]
+        _, held, seen = self.view(state)
+        actions = plan(seen, now, SETTINGS)
+        if now == NOW:
+            control = number
+            for action in actions:
+                if leader.primary(action):
+                    break  # what comes after it is decided anew once it is written
+                if not isinstance(action, Probe | Wait):
+                    control = self._bookkept(action, control, held, seen)
+            if control != number:
+                named = any(isinstance(one, KeepWarm) and one.job for one in actions)
+                return Decision((control,)), named
         choices = []
         for action in actions:
             if leader.primary(action):
-                choice = self.choice(action, state[CONTROL], held, seen)
+                choice = self.choice(action, number, held, seen)
                 if choice is not None:
                     choices.append(choice)
         job = seen.jobs[JOB]
         waits = job.broken_at is not None or (
             job.generation is not None and bool(membership.find(seen, job))
         )
-        return Decision(state[CONTROL], tuple(choices), waits)
+        decision = Decision((), tuple(choices), waits)
+        return decision, any(_by_name(one.action) for one in choices)
 
     def _bookkept(
         self, action: Action, number: int, held: dict[str, Key], seen: ClusterView

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from coordinator.model import Generation
 from tests.modelcheck.leader import Jobs
 from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Planner, State
-from tests.modelcheck.values import Control, Group, Process
+from tests.modelcheck.values import Control, Group, Process, Table
 from workerd.protocol.phases import Standing
 
 _NAME = re.compile(r"n(\d+)((?:-|t)\d+)?")
@@ -43,8 +43,13 @@ class Symmetry:
     def __init__(self, system: Planner) -> None:
         self.system = system
         spec = system.spec
-        self._known: dict[tuple[int, int, Names], int] = {}
-        self._marks: dict[tuple[int, int, int], int] = {}
+        self._same: dict[Names, Names] = {}
+        """Names by their value: there is one of each, so that it can be told by its identity."""
+        self._known: dict[int, tuple[dict[int, int], ...]] = {}
+        self._owners: dict[int, int] = {}
+        self._all_owners: Table[tuple[int, ...]] = Table()
+        self._named: dict[tuple[int, ...], Names] = {}
+        self._marks: list[dict[tuple[int, int], int]] = [{} for _ in system.names]
         self._numbers: dict[Any, int] = {}
         self.slots = [self._of(*one) for one in self._permutations()]
         nodes = tuple(range(system.count))
@@ -93,14 +98,30 @@ class Symmetry:
         system, count = self.system, self.system.count
         if system.rests[state[REST]].pending is not None:
             return state  # what is on its way has names of its own
-        control = system.controls[state[CONTROL]]
-        marks = [
-            self._mark(state[NODES + number], state[NODES + count + number], number)
-            for number in range(count)
-        ]
-        owners = [
+        number = state[CONTROL]
+        owners = self._owners.get(number)
+        if owners is None:
+            owners = self._owners[number] = self._owned(system.controls[number])
+        marks = []
+        for at in range(NODES, NODES + count):
+            own, key = state[at], state[at + count]
+            found = self._marks[at - NODES].get((own, key))
+            marks.append(self._mark(own, key, at - NODES) if found is None else found)
+        looks = (owners, *marks)
+        names = self._named.get(looks)
+        if names is None:
+            names = self._named[looks] = self._names(owners, marks)
+        return self.renamed(state, names)
+
+    def _owned(self, control: Control) -> int:
+        """A number for who owns which slot."""
+        owners = tuple(
             -1 if slot is None or not slot.node else int(slot.node[1:]) for slot in control.slots
-        ]
+        )
+        return self._all_owners.number(owners)
+
+    def _names(self, number: int, marks: list[int]) -> Names:
+        owners = self._all_owners[number]
         told = [-1 if owner < 0 else marks[owner] for owner in owners]
         best: list[int] = []
         names = self.slots[0]
@@ -110,6 +131,7 @@ class Symmetry:
                 found[one.slots[slot]] = mark
             if not best or found < best:
                 best, names = found, one
+        count = self.system.count
         nodes = [-1] * count
         for slot, owner in enumerate(owners):
             if owner >= 0:
@@ -118,45 +140,57 @@ class Symmetry:
         others = sorted((marks[one], one) for one in range(count) if nodes[one] < 0)
         for (_, other), name in zip(others, free, strict=True):
             nodes[other] = name
-        return self.renamed(state, names._replace(nodes=tuple(nodes)))
+        names = names._replace(nodes=tuple(nodes))
+        return self._same.setdefault(names, names)
 
     def renamed(self, state: State, names: Names) -> State:
         """The state by other names."""
-        count = self.system.count
+        known = self._known.get(id(names))
+        if known is None:
+            names = self._same.setdefault(names, names)
+            known = self._known.setdefault(id(names), ({}, {}, {}, {}))
+        controls, networks, machines, keys = known
         new = list(state)
-        new[CONTROL] = self.part(0, state[CONTROL], names)
-        new[NETWORK] = self.part(1, state[NETWORK], names)
-        for number, name in enumerate(names.nodes):
-            new[NODES + name] = self.part(2, state[NODES + number], names)
-            new[NODES + count + name] = self.part(3, state[NODES + count + number], names)
+        found = controls.get(state[CONTROL])
+        new[CONTROL] = self.part(0, state[CONTROL], names) if found is None else found
+        found = networks.get(state[NETWORK])
+        new[NETWORK] = self.part(1, state[NETWORK], names) if found is None else found
+        count = self.system.count
+        for before, name in enumerate(names.nodes, NODES):
+            after = NODES + name
+            found = machines.get(state[before])
+            new[after] = self.part(2, state[before], names) if found is None else found
+            found = keys.get(state[before + count])
+            new[after + count] = (
+                self.part(3, state[before + count], names) if found is None else found
+            )
         return tuple(new)
 
     def part(self, kind: int, number: int, names: Names) -> int:
         """A part by other names: of the control keys, groups, machines or nodes' keys."""
-        found = self._known.get((kind, number, names))
+        names = self._same.setdefault(names, names)
+        known = self._known.setdefault(id(names), ({}, {}, {}, {}))[kind]
+        found = known.get(number)
         if found is None:
             system = self.system
             table: Any = (system.controls, system.networks, system.machines, system.keys)[kind]
-            value = _rename(table[number], names, "")
-            found = self._known[kind, number, names] = table.number(value)
+            found = known[number] = table.number(_rename(table[number], names, ""))
         return found
 
     def _mark(self, own: int, key: int, number: int) -> int:
         """A number for a machine, whatever things are called."""
-        found = self._marks.get((own, key, number))
-        if found is None:
-            spec = self.system.spec
-            nodes = tuple(0 if one == number else 1 for one in range(self.system.count))
-            nothing = Names(
-                (0,) * spec.slots,
-                nodes,
-                (0,) * spec.ranks,
-                (0,) * spec.replicas,
-                (0,) * spec.shard_positions,
-            )
-            value = _rename((self.system.machines[own], self.system.keys[key]), nothing, "")
-            found = self._numbers.setdefault(value, len(self._numbers))
-            self._marks[own, key, number] = found
+        spec = self.system.spec
+        nodes = tuple(0 if one == number else 1 for one in range(self.system.count))
+        nothing = Names(
+            (0,) * spec.slots,
+            nodes,
+            (0,) * spec.ranks,
+            (0,) * spec.replicas,
+            (0,) * spec.shard_positions,
+        )
+        value = _rename((self.system.machines[own], self.system.keys[key]), nothing, "")
+        found = self._numbers.setdefault(value, len(self._numbers))
+        self._marks[number][own, key] = found
         return found
 
 

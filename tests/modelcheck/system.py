@@ -14,9 +14,9 @@ Moves that nobody else could tell from their absence are part of the move before
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from coordinator.model import Job
+from coordinator.model import Job, NodeFlags
 from tests.modelcheck import invariants, leader, machine
 from tests.modelcheck.leader import NOW
 from tests.modelcheck.machine import Event, Turn
@@ -31,7 +31,7 @@ from tests.modelcheck.values import (
     Process,
     Rest,
     Shape,
-    Table,
+    Violation,
 )
 from workerd.protocol import phases
 from workerd.protocol.page import StepPhase
@@ -40,6 +40,25 @@ from workerd.protocol.phases import Do
 Label = tuple[Any, ...]
 """Formatted only when somebody wants to read it."""
 Move = tuple[Label, State]
+Turned = tuple[int, int, tuple[Effect, ...]]
+"""What has become of a machine and of its keys, and what it has done to its groups."""
+BOOKS = 100
+"""More than a leader ever writes into its books at once."""
+
+
+class Node(NamedTuple):
+    """What a node could do, as far as its own keys and the leader's tell."""
+
+    lost: bool
+    """Nobody renews its lease."""
+    registers: bool
+    """It may register, for the first time or again."""
+    read: Turned | Violation | None
+    """What it does when it reads its orders, if it hasn't yet."""
+    writes: int
+    """How many writes of it are held up and could arrive."""
+    rested: int
+    """The machine, once it has read what makes it do nothing."""
 
 
 class System(Planner):
@@ -48,7 +67,6 @@ class System(Planner):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         spec = self.spec
-        self.orders: Table[Any] = Table()
         if not shape.from_start:  # there the lowest rank's own state is the job's
             self.symmetry = Symmetry(self)
         ranks = range(spec.ranks)
@@ -59,17 +77,14 @@ class System(Planner):
         self.replica = [
             [one for one in ranks if spec.replica(one) == spec.replica(rank)] for rank in ranks
         ]
-        self._turns: dict[tuple[Any, ...], tuple[int, int, tuple[Effect, ...]]] = {}
-        self._reads: dict[tuple[int, int, int], tuple[int, int, tuple[Effect, ...], bool]] = {}
-        self._orders: dict[tuple[int, int, frozenset[str]], int] = {}
-        self._known: dict[int, tuple[bool, int, frozenset[str]]] = {}
+        self.alone = self.networks.number(())
+        self._turns: dict[tuple[Any, ...], Turned] = {}
+        self._nodes: list[dict[tuple[int, int, int], Node]] = [{} for _ in self.names]
         self._effects: dict[tuple[int, Effect], int] = {}
         self._options: dict[int, tuple[Label, ...]] = {}
         self._active: dict[int, tuple[tuple[int, str], ...]] = {}
-        self._needed: dict[int, frozenset[int]] = {}
-        self._cleared: dict[tuple[int, frozenset[int]], int] = {}
-        self.expires: dict[tuple[int, int, int], bool] = {}
-        self.may_register: dict[tuple[int, int, int], bool] = {}
+        self._needed: dict[int, int] = {}
+        self._cleared: dict[tuple[int, int], int] = {}
 
     # ---- the beginning
 
@@ -86,14 +101,14 @@ class System(Planner):
         ]
         state = (
             self.controls.number(control),
-            self.networks.number(()),
+            self.alone,
             self.rests.number(rest),
             *machines,
-            *[self.keys.number(None)] * self.count,
+            *[self.nothing] * self.count,
         )
         for number in range(self.count):
             state = self.turn(state, number, ("register",))
-        return state
+        return self.booked(state)[0]
 
     # ---- a machine's events
 
@@ -103,81 +118,94 @@ class System(Planner):
         result = self._turns.get((own, key, event))
         if result is None:
             result = self._turns[own, key, event] = self._turned(own, key, event)
-        return self._settled(state, number, *result)
+        return self.settled(state, number, result)
 
-    def _turned(self, own: int, key: int, event: Event) -> tuple[int, int, tuple[Effect, ...]]:
+    def _turned(self, own: int, key: int, event: Event) -> Turned:
         turn = Turn(self.machines[own], self.keys[key], self.shape)
         turn.happen(event)
         after, held, effects = turn.finished()
         return self.machines.number(after), self.keys.number(held), effects
 
-    def _read(self, own: int, key: int, read: int) -> tuple[int, int, tuple[Effect, ...], bool]:
-        """What a machine does once it has read its orders; and whether anybody sees it."""
-        found = self._reads.get((own, key, read))
+    def node(self, number: int, own: int, key: int, control: int) -> Node:
+        """What a node could do by itself, whatever the others do."""
+        found = self._nodes[number].get((own, key, control))
         if found is None:
-            after, held, effects = self._turned(own, key, ("read", self.orders[read]))
-            unseen = (
-                held == key
-                and not effects
-                and self.machines[after].processes == self.machines[own].processes
-            )
-            found = self._reads[own, key, read] = (after, held, effects, unseen)
+            found = self._nodes[number][own, key, control] = self._node(number, own, key, control)
         return found
 
-    def unread(self, state: State, number: int) -> int:
-        """The orders that a machine could read and hasn't; -1 for none."""
-        own = state[NODES + number]
-        known = self._known.get(own)
-        if known is None:
-            local = self.machines[own].local
-            jobs = frozenset(one.job for one in local.trainers)
-            orders = self.machines[own].orders
-            at = -1 if orders is None else self.orders.number(orders)
-            known = self._known[own] = (self.machines[own].connected, at, jobs)
-        if not known[0]:
-            return -1
-        control = state[CONTROL]
-        found = self._orders.get((control, number, known[2]))
-        if found is None:
-            value = leader.orders(self.controls[control], number, known[2])
-            found = self._orders[control, number, known[2]] = self.orders.number(value)
-        return -1 if found == known[1] else found
+    def _node(self, number: int, own: int, key: int, control: int) -> Node:
+        held, there = self.keys[key], self.machines[own]
+        flags = self.controls[control].flags[number] or NodeFlags()
+        lost = held is not None and (
+            not there.up
+            or there.cut
+            or there.lease != held.lease
+            or there.local.incarnation != held.record.incarnation
+            or flags.is_dead(held.record.incarnation)
+        )
+        registers = (
+            there.connected
+            and (held is None or held.lease != there.lease or not there.local.registered)
+            and not flags.is_dead(there.local.incarnation)
+        )
+        writes = len(there.outbox) if there.connected else 0
+        read: Turned | Violation | None = None
+        rested = own
+        if there.connected:
+            jobs = frozenset(one.job for one in there.local.trainers)
+            orders = leader.orders(self.controls[control], number, jobs)
+            if orders != there.orders:
+                try:
+                    after, held_then, effects = self._turned(own, key, ("read", orders))
+                except Violation as error:
+                    return Node(lost, registers, error, writes, own)
+                same = self.machines[after].processes == there.processes
+                if same and held_then == key and not effects:
+                    rested = after
+                else:
+                    read = (after, held_then, effects)
+        return Node(lost, registers, read, writes, rested)
 
-    def _settled(
-        self, state: State, number: int, own: int, key: int, effects: tuple[Effect, ...]
-    ) -> State:
-        """Everything that follows at once from what has become of a machine."""
+    def settled(self, state: State, number: int, turned: Turned) -> State:
+        """What follows at once from what has become of a machine."""
+        own, key, effects = turned
         new = list(state)
         new[NODES + number] = own
-        changed = key != state[NODES + self.count + number]
         new[NODES + self.count + number] = key
         if effects:
-            changed = self._carry(new, effects) or changed
-        return self.rest_in(new, changed)
+            self._carry(new, effects)
+        return self.rest_in(new)
 
-    def rest_in(self, new: list[int], changed: bool) -> State:
-        """Do the bookkeeping, let nodes read what makes them do nothing, forget old groups."""
-        while changed:
-            changed = False
-            decision = self.decide(new, NOW)
-            if decision.control != new[CONTROL]:
-                new[CONTROL] = decision.control
-            for number in range(self.count):
-                read = self.unread(tuple(new), number)
-                if read < 0:
-                    continue
-                at = NODES + number
-                after, _, _, unseen = self._read(new[at], new[at + self.count], read)
-                if unseen:
-                    new[at] = after
-        self._forget(new)
+    def rest_in(self, new: list[int]) -> State:
+        """Let nodes read what makes them do nothing, forget old groups."""
+        control, count = new[CONTROL], self.count
+        for number, nodes in enumerate(self._nodes):
+            at = NODES + number
+            own, key = new[at], new[at + count]
+            found = nodes.get((own, key, control)) or self.node(number, own, key, control)
+            new[at] = found.rested
+        if new[NETWORK] != self.alone:
+            self._forget(new)
         return tuple(new)
+
+    def booked(self, state: State) -> list[State]:
+        """With the leader's bookkeeping done: one state, or more where names tell."""
+        todo, done = [state], list[State]()
+        for _ in range(BOOKS):
+            if not todo:
+                return done
+            state = todo.pop()
+            controls = self.decide(state, NOW).booked
+            if not controls:
+                done.append(state)
+            for control in controls:
+                todo.append(self.rest_in([control, *state[1:]]))
+        raise Violation("the bookkeeping never ends")
 
     # ---- groups
 
-    def _carry(self, new: list[int], effects: tuple[Effect, ...]) -> bool:
-        """Carry out effects on the groups; returns whether a node's key has changed."""
-        changed = False
+    def _carry(self, new: list[int], effects: tuple[Effect, ...]) -> None:
+        """Carry out effects on the groups."""
         todo = list(effects)
         while todo:
             effect = todo.pop(0)
@@ -201,11 +229,9 @@ class System(Planner):
                 if arrival.step > rest.highest:
                     new[REST] = self.rests.number(rest._replace(highest=arrival.step))
                 if group.whole and not group.broken:
-                    changed = self._join(new, group, todo) or changed
-        return changed
+                    self._join(new, group, todo)
 
-    def _join(self, new: list[int], group: Group, todo: list[Effect]) -> bool:
-        changed = False
+    def _join(self, new: list[int], group: Group, todo: list[Effect]) -> None:
         for number in range(self.count):
             at = NODES + number
             for process in self.machines[new[at]].processes:
@@ -221,10 +247,8 @@ class System(Planner):
                     result = self._turns.get(key)
                     if result is None:
                         result = self._turns[key] = self._turned(*key)
-                    changed = changed or result[1] != new[at + self.count]
                     new[at], new[at + self.count] = result[0], result[1]
                     todo.extend(result[2])
-        return changed
 
     def group(self, network: int, number: int) -> Group | None:
         """The group of a generation."""
@@ -255,18 +279,21 @@ class System(Planner):
 
     def _forget(self, new: list[int]) -> None:
         """Groups in which nobody can do anything any more."""
-        needed: frozenset[int] = frozenset()
+        needed = 0
         for own in new[NODES : NODES + self.count]:
             mine = self._needed.get(own)
             if mine is None:
-                mine = self._needed[own] = frozenset(
-                    _in_group(one) for one in self.machines[own].processes if not one.hung
-                )
+                mine = 0
+                for one in self.machines[own].processes:
+                    if not one.hung:
+                        mine |= 1 << _in_group(one)
+                self._needed[own] = mine
             needed |= mine
         key = (new[NETWORK], needed)
         found = self._cleared.get(key)
         if found is None:
-            kept = tuple(one for one in self.networks[new[NETWORK]] if one.number in needed)
+            network = self.networks[new[NETWORK]]
+            kept = tuple(one for one in network if needed >> one.number & 1)
             found = self._cleared[key] = self.networks.number(kept)
         new[NETWORK] = found
 
@@ -277,7 +304,7 @@ class System(Planner):
         invariants.at_write(self, state, choice.action)
         new = list(state)
         new[CONTROL] = choice.control
-        return self.rest_in(new, True)
+        return self.rest_in(new)
 
     # ---- what a trainer could do
 

@@ -68,10 +68,10 @@ class Trainers:
         """Its replica has agreed."""
         self._level(self._processes[instance], 2)
 
-    def on_update(self, instance: str, stop_after: bool) -> None:
+    def on_update(self, instance: str, agreed: bool, stop_after: bool) -> None:
         """All have agreed: it updates. Nobody could tell the moment in between from before."""
         me = self._processes[instance]
-        verdict = phases.may_update(me.standing, agreed=True, stop_after=stop_after)
+        verdict = phases.may_update(me.standing, agreed, stop_after)
         if verdict.do is not Do.GO:
             raise Violation(f"rank {me.rank} can't update: {verdict.reason}")
         self._updated(me._replace(standing=verdict.standing))
