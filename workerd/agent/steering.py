@@ -91,7 +91,7 @@ def _follow(
         )
     elif generation.phase is Phase.RESTORE and trainer.restore_sent < number:
         replica = spec.replica(rank)
-        present = [one for one in range(spec.replicas) if one not in generation.absent_replicas]
+        absent = generation.absent_replicas  # few, where the replicas are many
         named = state.slot.ranks[trainer.local_rank].instance == trainer.instance
         if (
             named
@@ -106,12 +106,12 @@ def _follow(
                 resume_step=generation.resume_step,
                 initial=generation.initial,
                 rank=rank,
-                replica=present.index(replica) if replica in present else 0,
-                replicas=len(present),
+                replica=0 if replica in absent else replica - sum(one < replica for one in absent),
+                replicas=spec.replicas - len(absent),
                 shard_position=position,
                 sources=tuple(one for one in generation.sources if one.shard_position == position),
                 rendezvous=generation.rendezvous,
-                reserve=state.leaving or replica not in present,
+                reserve=state.leaving or replica in absent,
                 reason=f"RESTORE of generation {number}",
             )
     elif generation.phase is Phase.RUNNING and trainer.joined == number:

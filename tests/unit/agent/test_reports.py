@@ -80,6 +80,19 @@ def test_a_restore_says_what_its_rank_needs() -> None:
     assert not restore.reserve
 
 
+@pytest.mark.parametrize(
+    ("absent", "replica", "replicas"),
+    [((), 1, 3), ((0,), 0, 2), ((2,), 1, 2), ((0, 2), 0, 1)],
+)
+def test_replicas_are_counted_without_the_absent_ones(
+    absent: tuple[int, ...], replica: int, replicas: int
+) -> None:
+    told = orders(Phase.RESTORE, 2, instance="t", acked=2, absent_replicas=absent)
+    (restore,) = decided(told, local(STOPPED))
+    assert isinstance(restore, do.SendRestore)
+    assert (restore.replica, restore.replicas, restore.reserve) == (replica, replicas, False)
+
+
 def test_a_reserve_follows_the_restore_and_joins_nothing() -> None:
     told = orders(Phase.RESTORE, 2, instance="t", acked=2, absent_replicas=(1,))
     (restore,) = decided(told, local(STOPPED))
