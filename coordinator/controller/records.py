@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from coordinator import model
-from coordinator.store import KeyKind, KeyValue, decode, encode
+from coordinator.store import KeyKind, KeyValue, decode, decode_value, encode
 from protos import incident_pb2, job_pb2, membership_pb2, node_pb2
 
 _KINDS: Mapping[KeyKind, tuple[type[Message], type[Any]]] = {
@@ -43,7 +43,7 @@ def load(kind: KeyKind, source: KeyValue) -> Any:
     Raises :class:`coordinator.store.RecordError`, which names the key.
     """
     known = _KINDS.get(kind)
-    return None if known is None else model.from_record(known[1], decode(known[0], source))
+    return None if known is None else decode_value(known[1], known[0], source)
 
 
 def dump(value: Any) -> bytes:

@@ -10,7 +10,7 @@ lease that could not be kept (:class:`coordinator.store.lease.LeaseLost`).
 """
 
 from coordinator.store.calls import Tls
-from coordinator.store.codec import decode, encode
+from coordinator.store.codec import decode, decode_value, encode
 from coordinator.store.connection import Store
 from coordinator.store.election import Deposed, Elected, Election, ElectionEvent
 from coordinator.store.errors import (
@@ -86,5 +86,6 @@ __all__ = [
     "WatchEvent",
     "Write",
     "decode",
+    "decode_value",
     "encode",
 ]

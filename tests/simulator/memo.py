@@ -16,8 +16,8 @@ from unittest.mock import patch
 from google.protobuf.message import Message
 
 from coordinator.controller import records
-from coordinator.model import Ack, Node, Progress, from_record, to_record
-from coordinator.store import KeyKind, KeyValue, decode, encode
+from coordinator.model import Ack, Node, Progress, to_record
+from coordinator.store import KeyKind, KeyValue, decode_value, encode
 from workerd.agent import desk, orders
 
 _AT_MOST = 20_000  # records that are remembered
@@ -27,28 +27,18 @@ _WRITTEN = {KeyKind.NODE: Node, KeyKind.ACK: Ack, KeyKind.PROGRESS: Progress}
 class _Memo:
     def __init__(self) -> None:
         self._load = records.load
-        self._messages: dict[tuple[type[Message], bytes], Message] = {}
-        self._values: dict[tuple[Any, int], Any] = {}
+        self._values: dict[tuple[type[Message], bytes], Any] = {}
         self._dumped: dict[bytes, Any] = {}
         self._from: tuple[Message, Any] | None = None
 
     # ---- reading
 
-    def decode(self, cls: type[Message], source: KeyValue) -> Message:
-        known = self._messages.get((cls, source.value))
+    def decode_value(self, value: Callable[..., Any], cls: type[Message], source: KeyValue) -> Any:
+        known = self._values.get((cls, source.value))
         if known is None:
-            if len(self._messages) >= _AT_MOST:
-                self._messages.clear()
+            if len(self._values) >= _AT_MOST:
                 self._values.clear()
-            known = self._messages[cls, source.value] = decode(cls, source)
-        return known
-
-    def from_record(self, cls: Callable[..., Any], record: Message) -> Any:
-        # By identity: the record stands in `messages` for as long as its value stands here.
-        key = (cls, id(record))
-        known = self._values.get(key)
-        if known is None:
-            known = self._values[key] = from_record(cls, record)
+            known = self._values[cls, source.value] = decode_value(value, cls, source)
         return known
 
     # ---- what an agent writes, for the leader
@@ -75,7 +65,7 @@ def decoded_once() -> Iterator[None]:
     """In the block."""
     memo = _Memo()
     with (
-        patch.multiple(orders, decode=memo.decode, from_record=memo.from_record),
+        patch.object(orders, "decode_value", memo.decode_value),
         patch.multiple(desk, encode=memo.encode, to_record=memo.to_record),
         patch.object(records, "load", memo.load),
     ):

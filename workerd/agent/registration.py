@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coordinator.model import Node, NodeFlags, from_record, to_record
+from coordinator.model import Node, NodeFlags, to_record
 from coordinator.store import (
     Absent,
     Created,
@@ -19,7 +19,7 @@ from coordinator.store import (
     Store,
     StoreError,
     Unchanged,
-    decode,
+    decode_value,
     encode,
     keys,
 )
@@ -75,14 +75,14 @@ def register(
     flags = NodeFlags()
     guards: list[Guard] = []
     if flags_key in seen:
-        flags = from_record(NodeFlags, decode(node_pb2.NodeFlags, seen[flags_key]))
+        flags = decode_value(NodeFlags, node_pb2.NodeFlags, seen[flags_key])
         guards.append(Unchanged(flags_key, seen[flags_key].mod_revision))
     else:
         guards.append(Absent(flags_key))
     if flags.is_dead(record.incarnation):
         return Dead()
     if node_key in seen:
-        before = decode(node_pb2.Node, seen[node_key])
+        before = decode_value(Node, node_pb2.Node, seen[node_key])
         if before.incarnation not in own:
             left = store.time_to_live(seen[node_key].lease) if seen[node_key].lease else 0
             return Occupied(before.incarnation, before.control_address, max(0.0, left))
