@@ -3,7 +3,7 @@
 
 A real node has a connection of its own with one watch stream and one keepalive stream on it. Here
 up to :data:`NODES` nodes share each of them, and :data:`WIRES` such groups a connection. To etcd
-every call, watcher, event, progress request and renewal is the same message as from a real node;
+every call, watcher, event and renewal is the same message as from a real node;
 what it is spared is memory (a connection and two streams a node, some 100 KB) and system calls,
 since messages of several nodes may travel in one.
 """
@@ -11,7 +11,6 @@ since messages of several nodes may travel in one.
 from __future__ import annotations
 
 import asyncio
-import collections
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ send an event that all of them watch in several rounds, which it doesn't with re
 WIRES = 8
 """Watch streams on one connection."""
 
-_ASK = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 _PATIENCE = 60.0  # seconds that a call may take
 _AGAIN = 0.25  # seconds before a stream is opened again
@@ -45,7 +43,6 @@ class Wire:
         self._renewals: asyncio.Queue[rpc_pb2.LeaseKeepAliveRequest] = asyncio.Queue()
         self._watched: dict[int, tuple[bytes, Callable[[], None]]] = {}
         self._creating: dict[int, asyncio.Future[None]] = {}
-        self._asked: collections.deque[Callable[[], None]] = collections.deque()
         self._held: set[int] = set()
         self._last = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,9 +82,8 @@ class Wire:
         self._held.discard(lease)
 
     async def watch(self, keys: Sequence[bytes], listener: Callable[[], None]) -> list[int]:
-        """Watch keys: ``listener`` is called when some have changed and etcd has said, asked for
-        it as a node's own watch does, that there is no more. Returns what :meth:`unwatch` takes,
-        once etcd has the watchers.
+        """Watch keys: ``listener`` is called when some have changed. Returns what :meth:`unwatch`
+        takes, once etcd has the watchers.
         """
         made = []
         for key in keys:
@@ -141,7 +137,6 @@ class Wire:
         """On a new stream: all watches, and all who may have missed something."""
         while not self._requests.empty():
             self._requests.get_nowait()
-        self._asked.clear()
         for number, (key, listener) in self._watched.items():
             self._create(number, key)
             listener()
@@ -157,11 +152,7 @@ class Wire:
                 creating.set_result(None)
             _, listener = self._watched.get(answer.watch_id, (b"", None))
             if answer.events and listener is not None:
-                if listener not in self._asked:
-                    self._asked.append(listener)
-                    self._requests.put_nowait(_ASK)
-            elif answer.watch_id <= 0 and self._asked:
-                self._asked.popleft()()
+                listener()
 
     async def _hear_renewals(self, call: Any) -> None:
         async for answer in call:

@@ -239,9 +239,11 @@ class Store:
 
     # ---- what goes on: each has a thread of its own
 
-    def watch(self, ranges: Sequence[str], sink: Callable[[WatchEvent], None]) -> Watch:
+    def watch(
+        self, ranges: Sequence[str], sink: Callable[[WatchEvent], None], *, apart: bool = False
+    ) -> Watch:
         """Return a watch of ``ranges``; its ``start`` begins it."""
-        return Watch(self, ranges, sink)
+        return Watch(self, ranges, sink, apart=apart)
 
     def lease(self, ttl: float, sink: Callable[[LeaseEvent], None]) -> Lease:
         """Grant a lease and keep it alive. Raises :class:`StoreError` if the grant fails."""

@@ -96,16 +96,26 @@ class Watch:
     burst that this client was too slow to read, say), deliver its part later, as an event of its
     own with that same, by then lower, revision. Newer ones may too, if the range lags for more
     than a second. One range has no exception.
+
+    With ``apart`` each range stands for itself, as if it had a watch of its own: a revision that
+    changes several comes in several events. It spares etcd a question for every change, where an
+    event only says that there is something to read.
     """
 
     def __init__(
-        self, store: Store, ranges: Sequence[str], sink: Callable[[WatchEvent], None]
+        self,
+        store: Store,
+        ranges: Sequence[str],
+        sink: Callable[[WatchEvent], None],
+        *,
+        apart: bool = False,
     ) -> None:
         if not ranges:
             raise StoreRequestError("a watch needs a range")
         self._store = store
         self._ranges = _without_contained(ranges)
         self._sink = sink
+        self._apart = apart or len(self._ranges) == 1
         self._assembly = Assembly(len(self._ranges))
         self._state: dict[str, KeyValue] | None = None
         self._stale = True  # the state must be listed (again)
@@ -250,12 +260,11 @@ class Watch:
         return gap
 
     def _deliver(self, stream: Stream[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse]) -> None:
-        single = len(self._ranges) == 1
         asked = held_since = None
         while not self._closing.is_set():
             now = time.monotonic()
             wait = _IDLE
-            if single:
+            if self._apart:
                 self._emit_up_to(None)
             elif not self._assembly.waiting:
                 asked = held_since = None

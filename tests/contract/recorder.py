@@ -108,10 +108,10 @@ def full_history(store: Store, after: int, upto: int) -> list[tuple[int, str, by
 
 
 @contextmanager
-def watching(store: Store, *ranges: str) -> Iterator[Recorder[WatchEvent]]:
+def watching(store: Store, *ranges: str, apart: bool = False) -> Iterator[Recorder[WatchEvent]]:
     """A watch that runs while the block does."""
     recorder: Recorder[WatchEvent] = Recorder(store)
-    watch = store.watch(ranges, recorder.put)
+    watch = store.watch(ranges, recorder.put, apart=apart)
     watch.start()
     try:
         yield recorder

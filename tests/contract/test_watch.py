@@ -84,6 +84,27 @@ def test_one_revision_of_several_ranges_is_one_event(store: Store) -> None:
     assert parts <= (100 if isinstance(store, FakeStore) else 110)
 
 
+def test_ranges_apart_are_told_each_for_itself(store: Store) -> None:
+    """Each change once, a range's in order; nobody waits for the other ranges."""
+    ranges = ["r0/", "r1/", "r2/k"]
+    with watching(store, *ranges, apart=True) as events:
+        assert events.until(Listed).items == {}
+        revisions = [
+            store.commit([], [Put(one, str(number).encode()) for one in ("r0/k", "r1/k", "r2/k")])
+            for number in range(20)
+        ]
+        told: dict[str, list[int]] = {"r0/k": [], "r1/k": [], "r2/k": []}
+        while any(len(one) < len(revisions) for one in told.values()):
+            changed = events.next()
+            assert isinstance(changed, Changed)
+            (change,) = changed.changes
+            assert change.kv is not None
+            assert change.kv.mod_revision == changed.revision
+            told[change.key].append(changed.revision)
+        assert all(one == revisions for one in told.values())
+        events.nothing_for(0.2)
+
+
 def test_a_revision_that_etcd_must_split_is_one_event(store: Store) -> None:
     # A message of a watch holds about 2 MB at most; a transaction as a whole, 1.5 MB. So the
     # fragments come when several revisions are sent at once.

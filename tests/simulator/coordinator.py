@@ -62,8 +62,10 @@ class _Store(FakeStore):
                 raise Violation(f"{self._own} writes {writes}, but {first} leads")
         return revision
 
-    def watch(self, ranges: Sequence[str], sink: Callable[[WatchEvent], None]) -> Watch:
-        return super().watch(ranges, self._noticing(sink))
+    def watch(
+        self, ranges: Sequence[str], sink: Callable[[WatchEvent], None], *, apart: bool = False
+    ) -> Watch:
+        return super().watch(ranges, self._noticing(sink), apart=apart)
 
     def lease(self, ttl: float, sink: Callable[[LeaseEvent], None]) -> Lease:
         return super().lease(ttl, self._noticing(sink))

@@ -238,10 +238,12 @@ class FakeStore(Store):
 
     # ---- what goes on
 
-    def watch(self, ranges: Sequence[str], sink: Callable[[WatchEvent], None]) -> Watch:
+    def watch(
+        self, ranges: Sequence[str], sink: Callable[[WatchEvent], None], *, apart: bool = False
+    ) -> Watch:
         from tests.simulator.watch import FakeWatch
 
-        return FakeWatch(self, ranges, sink)
+        return FakeWatch(self, ranges, sink, apart=apart)
 
     def lease(self, ttl: float, sink: Callable[[LeaseEvent], None]) -> Lease:
         from tests.simulator.lease import FakeLease

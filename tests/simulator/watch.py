@@ -27,7 +27,12 @@ class FakeWatch(Watch):
     """A listing, then every change; after a compaction the differences."""
 
     def __init__(
-        self, store: FakeStore, ranges: Sequence[str], sink: Callable[[WatchEvent], None]
+        self,
+        store: FakeStore,
+        ranges: Sequence[str],
+        sink: Callable[[WatchEvent], None],
+        *,
+        apart: bool = False,
     ) -> None:
         # Not the real one's: that one makes a thread.
         if not ranges:
@@ -36,6 +41,7 @@ class FakeWatch(Watch):
         self._names = list(dict.fromkeys(ranges))
         self._whole = [store.prefix + one for one in self._names]
         self._sink = sink
+        self._apart = apart
         self._known: dict[str, KeyValue] | None = None
         self._next = 0
         self._cluster = 0
@@ -154,7 +160,22 @@ class FakeWatch(Watch):
                 self._known[key] = now
             told.append(Told(key, now, before))
         self._next = revision + 1
-        self._emit(Changed(revision, tuple(told)))
+        for part in self._parts(told):
+            self._emit(Changed(revision, tuple(part)))
+
+    def _parts(self, told: list[Told]) -> list[list[Told]]:
+        """One event's changes each: of all ranges, or of one."""
+        if not self._apart:
+            return [told]
+        parts = (
+            [
+                one
+                for one in told
+                if one.key == name or (name[-1:] in ("", "/") and one.key.startswith(name))
+            ]
+            for name in self._names
+        )
+        return [part for part in parts if part]
 
     def _emit(self, event: WatchEvent) -> None:
         if not self._closed:

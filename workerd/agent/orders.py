@@ -17,16 +17,14 @@ from coordinator.model import (
     NodeFlags,
     Slot,
     SpareAssignment,
-    from_record,
 )
 from coordinator.store import (
     KeyValue,
-    RecordError,
     Store,
     StoreUnavailable,
     Watch,
     WatchEvent,
-    decode,
+    decode_value,
     keys,
 )
 from protos import job_pb2, membership_pb2, node_pb2
@@ -107,12 +105,7 @@ class OrdersDesk:
         place: tuple[str, int] | None,
     ) -> tuple[Orders, dict[str, int]]:
         def value(key: str, record: type[Message], cls: type[V]) -> V | None:
-            if key not in items:
-                return None
-            try:
-                return from_record(cls, decode(record, items[key]))
-            except ValueError as error:
-                raise RecordError(f"key {key!r}: {error}") from error
+            return decode_value(cls, record, items[key]) if key in items else None
 
         found: dict[str, JobOrders] = {}
         revisions: dict[str, int] = {}
@@ -144,8 +137,9 @@ class OrdersDesk:
         if ranges == self._watched:
             return
         old, self._watched = self._watch, ranges
-        # Its first event is a listing: nothing that changed in between is missed.
-        self._watch = self._store.watch(ranges, self._sink)
+        # Its first event is a listing: nothing that changed in between is missed. What changes
+        # is read at one revision, so that the events need not be whole.
+        self._watch = self._store.watch(ranges, self._sink, apart=True)
         self._watch.start()
         if old is not None:
             old.close()
