@@ -7,6 +7,7 @@ signals only put events into it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -152,10 +153,12 @@ class Controller:
         self._deciding = 0.0
         self._no_eviction_before = -math.inf
         self._stopping = False
+        self._ending: queue.SimpleQueue[_Stop] = queue.SimpleQueue()
 
     def stop(self) -> None:
         """Ask :meth:`run` to give the leadership up and return; also from a signal handler."""
         self._events.put(_Stop())
+        self._ending.put(_Stop())
 
     def run(self) -> None:
         """Stand and lead until :meth:`stop`. Losing etcd is waited out."""
@@ -191,15 +194,14 @@ class Controller:
             self._outage(failed_at)
 
     def _gather(self, seconds: float) -> bool:
-        """Only take events in for so long; whether there were any.
+        """Let events come in for so long, and take them in at once; whether there were any.
 
         With many nodes a decision takes its time, and each event asks for one: so they take turns.
+        To be woken by each would cost more than to read it.
         """
-        until = time.monotonic() + seconds
-        found = False
-        while (left := until - time.monotonic()) > 0 and not self._stopping:
-            found |= self._take_events(left)
-        return found
+        with contextlib.suppress(queue.Empty):
+            self._ending.get(timeout=seconds)
+        return self._take_events(0.0)
 
     def _take_events(self, wait: float) -> bool:
         """Whether one has come in time; then all that are there are taken in."""
