@@ -103,6 +103,7 @@ class EmulatedNode:
         self._place: tuple[str, int] | None = None
         self._watched: dict[str, int] = {}
         self._ack_revisions: dict[str, int] = {}
+        self._requests: dict[tuple[str, ...], rpc_pb2.TxnRequest] = {}
         self._node_written: Node | None = None
         self._written: Written | None = None
         self._acked: tuple[str, int] | None = None
@@ -155,11 +156,15 @@ class EmulatedNode:
     # ---- etcd
 
     async def _read(self, wanted: Sequence[str]) -> dict[str, KeyValue]:
-        ranges = [rpc_pb2.RangeRequest(key=self._full(one)) for one in wanted]
-        ops = [rpc_pb2.RequestOp(request_range=one) for one in ranges]
+        request = self._requests.get(tuple(wanted))
+        if request is None:
+            ranges = [rpc_pb2.RangeRequest(key=self._full(one)) for one in wanted]
+            ops = [rpc_pb2.RequestOp(request_range=one) for one in ranges]
+            request = rpc_pb2.TxnRequest(success=ops)
+            self._requests = {tuple(wanted): request}  # mostly the same is read again
         while True:
             try:
-                answer = await self._wire.txn(rpc_pb2.TxnRequest(success=ops))
+                answer = await self._wire.txn(request)
                 break
             except grpc.RpcError:
                 self._marks.failures += 1
