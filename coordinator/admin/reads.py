@@ -74,13 +74,20 @@ def describe_job(store: Store, job: str) -> admin_pb2.JobDescription:
 
 
 def list_jobs(store: Store) -> admin_pb2.ListJobsResponse:
-    """Every job with its status, by name. Raises store errors."""
-    snapshot = store.list(keys.JOBS)
-    answer = admin_pb2.ListJobsResponse(revision=snapshot.revision)
-    found = (keys.parse(key) for key in snapshot.items)
-    for name in sorted(one.job for one in found if one.kind is KeyKind.JOB_SPEC):
+    """Every job with its status, by name, and a revision from which on changes are to be followed.
+
+    What each job's nodes have written isn't read. Raises store errors.
+    """
+    names, revision = store.below(keys.JOBS)
+    jobs = [name for name in names if keys.parse(keys.JOBS + name + "/spec").job]
+    wanted = [key for name in jobs for key in (keys.job_spec(name), keys.job_status(name))]
+    found = store.read(wanted).items if wanted else {}
+    answer = admin_pb2.ListJobsResponse(revision=revision)
+    for name in jobs:
+        if keys.job_spec(name) not in found:
+            continue
         summary = answer.jobs.add(job=name)
-        status = snapshot.items.get(keys.job_status(name))
+        status = found.get(keys.job_status(name))
         if status is not None:
             summary.status.CopyFrom(decode(job_pb2.JobStatus, status))
     return answer

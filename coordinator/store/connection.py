@@ -130,6 +130,31 @@ class Store:
         spans = [span(self.full(text)) for text in ranges]
         return self._whole("list", ",".join(ranges[:3]), lambda: self._list(spans, 0))
 
+    def below(self, prefix: str) -> tuple[Sequence[str], int]:
+        """Return what is there one level below a prefix, in order, and as of which revision.
+
+        Each name is that of a key up to its next ``/``; one small question for each. ``prefix``
+        ends in ``/``. Raises :class:`StoreError`.
+        """
+        return self._whole("list", prefix, lambda: self._below(prefix))
+
+    def _below(self, prefix: str) -> tuple[Sequence[str], int]:
+        start, end = span(self.full(prefix))
+        names: set[str] = set()
+        revision = 0
+        while True:
+            request = rpc_pb2.RangeRequest(
+                key=start, range_end=end, limit=1, keys_only=True, revision=revision
+            )
+            answer = self.calls.retried("list", prefix, lambda: self.calls.kv.Range, request)
+            revision = revision or answer.header.revision
+            if not answer.kvs:
+                return sorted(names), revision
+            name, slash, _ = self.relative(answer.kvs[0].key)[len(prefix) :].partition("/")
+            names.add(name)
+            start = self.full(prefix + name)
+            start = keys.prefix_end(start + b"/") if slash else start + b"\0"
+
     def _list(self, spans: Sequence[tuple[bytes, bytes]], revision: int) -> tuple[Snapshot, int]:
         items: dict[str, KeyValue] = {}
         cluster = 0

@@ -95,6 +95,18 @@ def test_a_large_range_is_listed_in_pages_of_one_revision(
     assert "k/050" in store.list("k/").items
 
 
+def test_the_names_below_a_prefix_whatever_is_below_them(store: Store) -> None:
+    assert store.below("k/") == ([], store.list("k/").revision)
+    below = ["a", "a/b/c", "a/b/d", "a-b/c", "a.b", "a0/c", "b", "z/"]
+    many = [f"m/{number}" for number in range(100)]
+    store.commit(
+        [], [Put(one, b"") for one in ("k", "k0", "l/a", *(f"k/{i}" for i in below + many))]
+    )
+    names, revision = store.below("k/")
+    assert names == sorted({"a", "a-b", "a.b", "a0", "b", "m", "z"})
+    assert revision == store.list("k/").revision
+
+
 @only_real
 def test_pages_shrink_where_values_are_large(
     shared_etcd: Etcd, store: Store, monkeypatch: pytest.MonkeyPatch

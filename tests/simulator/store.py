@@ -134,6 +134,11 @@ class FakeStore(Store):
         found = [self._relative(items[key]) for key in sorted(items) if key.startswith(start)]
         return Snapshot(revision or self.etcd.revision, {one.key: one for one in found})
 
+    def below(self, prefix: str) -> tuple[Sequence[str], int]:
+        found = self.list(prefix)
+        names = {key[len(prefix) :].partition("/")[0] for key in found.items}
+        return sorted(names), found.revision
+
     def list_ranges(self, ranges: Sequence[str]) -> tuple[Snapshot, int]:
         self._check("list", ",".join(ranges[:3]))
         found: dict[str, KeyValue] = {}
