@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator import model
@@ -33,6 +33,8 @@ _FIELDS = [field for record in RECORDS for field in DESCRIPTORS[record].fields]
 _INT32 = {field.name for field in _FIELDS if field.type == field.TYPE_INT32}
 _UNSIGNED = {field.name for field in _FIELDS if field.type == field.TYPE_UINT64}
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _values(hint: Any, name: str) -> st.SearchStrategy[Any]:
@@ -70,6 +72,7 @@ def value_of(cls: type[Any]) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
+@_PATIENT
 @given(data=st.data())
 def test_there_and_back(name: str, data: st.DataObject) -> None:
     cls = getattr(model, name)
@@ -80,6 +83,7 @@ def test_there_and_back(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
+@_PATIENT
 @given(data=st.data())
 def test_the_short_way_reads_what_is_written(name: str, data: st.DataObject) -> None:
     cls = getattr(model, name)
@@ -132,6 +136,7 @@ def _read(way: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
+@_PATIENT
 @given(data=st.data())
 def test_both_ways_read_the_same(name: str, data: st.DataObject) -> None:
     """A record of which some fields are something else: one value, or none, by both ways."""
