@@ -15,6 +15,8 @@ from dataclasses import fields
 from types import FrameType
 
 from coordinator.admin import DEFAULT_ADDRESS
+from coordinator.host import logs, network
+from coordinator.host.notify import Notifier
 from coordinator.model import Settings
 
 log = logging.getLogger("coordinator")
@@ -120,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         "where operators and the other coordinators reach it",
         "HOST:PORT",
     )
+    network.add_flag(main, os.environ)
     add(main, "--log-level", _level, "info", f"one of {', '.join(_LEVELS)}", "LEVEL")
     times = parser.add_argument_group("times, in seconds")
     for field in fields(Settings):
@@ -130,11 +133,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code: 0, or 1 when it can't begin."""
-    given = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=given.log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s",
-        stream=sys.stderr,
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    host = given.listen.rpartition(":")[0]
+    if refusal := network.refused({"--listen": host}, given.insecure_network):
+        parser.error(refusal)
+    logs.configure(
+        "coordinator",
+        given.log_level,
+        "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s",
     )
     settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
     name = given.id or f"c-{secrets.token_hex(4)}"
@@ -164,7 +171,12 @@ def _run(endpoints: Sequence[str], prefix: str, name: str, listen: str, settings
             print(f"coordinator: {error}", file=sys.stderr)  # noqa: T201
             return 1
         value = election_value(name, server.address)
-        controller = Controller(store, name, value, settings, leading)
+        notifier = Notifier(os.environ)
+
+        def passed() -> None:
+            notifier.alive("leads" if leading.guard is not None else "stands by")
+
+        controller = Controller(store, name, value, settings, leading, passed=passed)
 
         def end(number: int, frame: FrameType | None) -> None:
             controller.stop()
@@ -173,6 +185,7 @@ def _run(endpoints: Sequence[str], prefix: str, name: str, listen: str, settings
         signal.signal(signal.SIGINT, end)
         server.start()
         print(f"listening on {server.address}", flush=True)  # noqa: T201
+        notifier.ready()
         try:
             controller.run()
         finally:

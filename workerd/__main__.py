@@ -13,6 +13,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coordinator.host import logs, network
+from coordinator.host.notify import Notifier
+
 _DESCRIPTION = """\
 The daemon of one node: registers it in etcd, starts its trainers and keeps spares' trainers hot,
 watches the node's own place, and acknowledges for it. Prints 'listening on HOST:PORT' once the
@@ -161,6 +164,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="|".join(_LEVELS),
         help="what is written to stderr (default %(default)s)",
     )
+    network.add_flag(parser, environment)
     parser.add_argument("--version", action="version", version=f"workerd {_version()}")
     return parser
 
@@ -180,10 +184,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run workerd; the exit status: 0 after a signal, 1 if it could not run, 2 for bad options."""
     parser = _parser(os.environ)
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        stream=sys.stderr,
-        format=f"%(asctime)s %(levelname).1s workerd {options.node} %(message)s",
+    hosts = {"--listen": options.listen.rpartition(":")[0], "--data-address": options.data_address}
+    if refusal := network.refused(hosts, options.insecure_network):
+        parser.error(refusal)
+    logs.configure(
+        "workerd",
+        options.log_level,
+        f"%(asctime)s %(levelname).1s workerd {options.node} %(message)s",
+        options.node,
     )
 
     from coordinator.model import Node
@@ -218,10 +226,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         labels=tuple(sorted(dict(options.label).items())),
     )
 
+    notifier = Notifier(os.environ)
+
     def ready() -> None:
         print(f"listening on {probe.address}", flush=True)  # noqa: T201
+        notifier.ready()
 
-    agent = Agent(store, template, options.lease_ttl, folder, probe, ready)
+    agent = Agent(store, template, options.lease_ttl, folder, probe, ready, alive=notifier.alive)
     try:
         return agent.run()
     finally:

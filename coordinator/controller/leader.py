@@ -202,7 +202,7 @@ class Leader:
         for transaction in build(action, self._context(view)):
             self._commit(transaction)
         level = logging.DEBUG if isinstance(action, UpdateStatus) else logging.INFO
-        log.log(level, "%s: %s", _subject(action), action.reason)
+        log.log(level, "%s: %s", _subject(action), action.reason, extra=_fields(action))
         if isinstance(action, DeclareDead):
             self._revoke(action, view)
 
@@ -235,7 +235,7 @@ class Leader:
         if now < self._ask_again.get(who, -math.inf):
             return
         self._ask_again[who] = math.inf  # until the answer comes
-        log.info("probing %s (%s): %s", *who, action.reason)
+        log.info("probing %s (%s): %s", *who, action.reason, extra=_fields(action))
         self._ask(*who, action.control_address, self._settings.probe)
 
     def _report_waits(self, actions: tuple[Action, ...]) -> None:
@@ -244,7 +244,7 @@ class Leader:
         for job, reason in waits.items():
             told, at = self._waits.get(job, ("", -math.inf))
             if told != reason and now - at >= _TOLD_AGAIN:
-                log.info("job %s waits: %s", job, reason)
+                log.info("job %s waits: %s", job, reason, extra={"job": job})
                 self._waits[job] = reason, now
         for job in self._waits.keys() - waits.keys():
             del self._waits[job]
@@ -256,6 +256,17 @@ class Fenced(Exception):
 
 def _words(said: Probed) -> tuple[str, str]:
     return Verdict(said.verdict).name, said.detail
+
+
+def _fields(action: Action) -> dict[str, str]:
+    """The job and the node that an action is about, as the log's fields."""
+    match action:
+        case Transition(generation=generation):
+            return {"job": generation.job}
+        case UpdateIncident(incident=incident):
+            return {"job": incident.job}
+        case _:
+            return {name: getattr(action, name, "") for name in ("job", "node")}
 
 
 def _subject(action: Action) -> str:

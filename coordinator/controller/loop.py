@@ -121,7 +121,8 @@ class Leadership:
 class Controller:
     """Runs on the thread that calls :meth:`run`, until :meth:`stop`.
 
-    ``prober`` makes the one who asks suspects, ``clock`` gives monotonic seconds.
+    ``prober`` makes the one who asks suspects, ``clock`` gives monotonic seconds, ``passed`` is
+    called after every completed turn, on that thread.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Controller:
         *,
         prober: Callable[[Callable[[Probed], None]], Prober] = Prober,
         clock: Callable[[], float] = time.monotonic,
+        passed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._candidate = candidate
@@ -143,6 +145,7 @@ class Controller:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._prober = prober(self._events.put)
         self._clock = clock
+        self._passed = passed
         self._term = 0
         self._lease: Lease | None = None
         self._election: Election | None = None
@@ -168,6 +171,7 @@ class Controller:
                 # Nothing has come: only a deadline can have passed.
                 idle = max(_WAKE, _IDLE * self._deciding)
                 self.turn(0.0 if gathered else idle)
+                self._passed()
                 gathered = self._gather(_REST * self._deciding)
         finally:
             self._resign()

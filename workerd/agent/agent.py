@@ -72,7 +72,11 @@ def draw_incarnation() -> str:
 
 
 class Agent:
-    """One node's agent. Made and run on the main thread; :meth:`run` returns the exit status."""
+    """One node's agent. Made and run on the main thread; :meth:`run` returns the exit status.
+
+    ``ready`` is called when the node is registered for the first time, ``alive`` with a line on how
+    it stands after every turn, unless its lease has silently not been renewed.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,8 @@ class Agent:
         probe: ProbeServer,
         ready: Callable[[], None],
         limits: Limits | None = None,
+        *,
+        alive: Callable[[str], None] = lambda status: None,
     ) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._template = template
@@ -91,6 +97,7 @@ class Agent:
         self._folder = folder
         self._probe = probe
         self._ready = ready
+        self._alive = alive
         self._limits = limits or Limits()
         self._desk = desks.Desk(store, template.node, ttl, self._queue.put)
         self._supervisor = Supervisor(folder, secrets.token_hex(8), self._queue.put)
@@ -177,7 +184,7 @@ class Agent:
             self._desk.register(record, frozenset(self._own))
         for action in decide(self._desk.orders, local, self._limits):
             level = logging.DEBUG if isinstance(action, WriteProgress) else logging.INFO
-            _log.log(level, "%s", _told(action))
+            _log.log(level, "%s", _told(action), extra={"job": self._job(action)})
             if isinstance(action, Renew):
                 self._renew()
             elif not self._hands.carry_out(action, self._spec):
@@ -185,6 +192,9 @@ class Agent:
         if now >= self._beat_at:
             self._beat_at = now + _HEARTBEAT
             self._hands.beat()
+        if self._desk.minded:
+            registered = "registered" if self._desk.registered else "not registered"
+            self._alive(f"{registered}, incarnation {self._template.incarnation}")
 
     def _local(self, now: float) -> Local:
         trainers = self._hands.facts()
@@ -214,6 +224,11 @@ class Agent:
         orders = self._desk.orders
         found = orders.jobs.get(job) if orders is not None else None
         return found.job.spec if found is not None and found.job is not None else None
+
+    def _job(self, action: Action) -> str:
+        """The job that an action is about, by itself or by its trainer."""
+        entry = self._hands.entries.get(getattr(action, "instance", ""))
+        return getattr(action, "job", "") or (entry.facts.job if entry is not None else "")
 
     # ---- registration
 

@@ -110,6 +110,19 @@ class Desk:
         return self._lease is not None
 
     @property
+    def minded(self) -> bool:
+        """Whether the lease has been renewed in time, or it is known why not.
+
+        While etcd can't be reached, that is known, and the trainers go on. A renewal that is late
+        without a word means that what renews it hangs.
+        """
+        return (
+            self._lease is None
+            or self.overdue_since is not None
+            or self._clock() < self._lease.deadline()
+        )
+
+    @property
     def registering(self) -> bool:
         """Whether a try to register is under way: it may end with a lease."""
         return REGISTER in self._under_way

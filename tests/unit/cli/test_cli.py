@@ -143,7 +143,7 @@ def test_a_wrong_variable_is_refused_like_the_flag(
         (("--id", "Not A Name"), "--id"),
         (("--prefix", "/"), "prefix"),
         (("--etcd", "http://"), "endpoint"),
-        (("--listen", "192.0.2.1:1"), "can't listen on 192.0.2.1:1"),
+        (("--listen", "192.0.2.1:1", "--insecure-network"), "can't listen on 192.0.2.1:1"),
     ],
 )
 def test_what_keeps_a_coordinator_from_beginning_exits_1(
