@@ -6,6 +6,10 @@ export PYTHON
 JOBS ?= 2
 # More arguments for pytest: make test ARGS='-k lease'
 ARGS ?=
+# What make install installs, as in DAEMONS=coordinator: both where nothing is said.
+DAEMONS ?=
+# A folder of wheels for make install; without one, the package index is asked.
+export WHEELS
 # Of the simulated cluster, whose nodes have eight devices each.
 NODES ?= 2048
 HOURS ?= 24
@@ -40,6 +44,14 @@ test-gpu: setup ## run the tests that need a GPU
 	@echo '==> pytest tests/gpu'
 	@$(IN) python -m pytest tests/gpu $(ARGS)
 
+.PHONY: test-systemd
+test-systemd: setup wheels ## test the units under a real systemd, in containers
+	@deploy/dev/docker
+	@deploy/base-image hotspare-systemd-base systemd systemd-sysv dbus python3 python3-venv \
+		make iproute2 procps etcd-server etcd-client
+	@echo '==> pytest tests/systemd'
+	@$(IN) HOTSPARE_TEST_SYSTEMD=1 python -m pytest tests/systemd $(ARGS)
+
 .PHONY: model-check
 model-check: setup ## explore all states of the protocol; takes hours
 	@$(IN) python -m tests.modelcheck $(ARGS)
@@ -68,6 +80,18 @@ bench: setup ## run the benchmarks; they write build/bench.json
 .PHONY: lock
 lock: ## write requirements-dev.lock anew, with the newest versions
 	@deploy/dev/lock
+
+.PHONY: wheels
+wheels: ## collect all wheels in build/wheels, to install where no registry is reached
+	@deploy/wheels
+
+.PHONY: install
+install: ## put the daemons and their systemd units on this machine, as root
+	@deploy/systemd/install $(DAEMONS)
+
+.PHONY: uninstall
+uninstall: ## stop the daemons, and take away all that install has put here
+	@deploy/systemd/uninstall
 
 .PHONY: clean
 clean: ## remove what the targets above have made, the environments too
