@@ -43,6 +43,9 @@ _SETTINGS: Mapping[str, str] = {
     "pause": "how long a node that holds state may take to acknowledge a pause",
     "restore": "how long a node may take to hold the resume step's state and join",
     "progress": "a running job that commits no step for this long is paused",
+    "hang": "a running job that stands still for this long, and for ten of its usual steps, is "
+    "hung: the rank that the others wait for is replaced",
+    "hang_max": "upper bound of those ten steps, and what counts until the usual step is known",
     "regroup": "how long a broken group waits for a culprit to show before it is rebuilt with "
     "everybody; doubled for each time in a row",
     "regroup_max": "upper bound of that doubling",

@@ -452,6 +452,10 @@ class RankProgress(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     BROKEN_GENERATION_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    STILL_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    EXCUSED_FIELD_NUMBER: _builtins.int
+    STACKS_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     instance: _builtins.str
@@ -467,6 +471,14 @@ class RankProgress(_message.Message):
     """the latest whose group broke here, joined or not; 0: none"""
     held: _builtins.int
     """the latest generation whose ranks have agreed to stop, and this one has"""
+    still: _builtins.bool
+    """nothing of it has moved for much longer than usual"""
+    waiting: _builtins.bool
+    """it has entered a collective that has not ended; known while `still`"""
+    excused: _builtins.bool
+    """its script has said that it takes longer"""
+    stacks: _builtins.str
+    """of its threads, while it is `still` and not `waiting`"""
     restored: _builtins.int
     """the latest generation in which it held its whole state S and went on to join"""
     @_builtins.property
@@ -486,11 +498,15 @@ class RankProgress(_message.Message):
         digest: _builtins.str = ...,
         broken_generation: _builtins.int = ...,
         held: _builtins.int = ...,
+        still: _builtins.bool = ...,
+        waiting: _builtins.bool = ...,
+        excused: _builtins.bool = ...,
+        stacks: _builtins.str = ...,
         restored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "broken_generation", b"broken_generation", "digest", b"digest", "generation", b"generation", "held", b"held", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "broken_generation", b"broken_generation", "digest", b"digest", "excused", b"excused", "generation", b"generation", "held", b"held", "instance", b"instance", "phase", b"phase", "pull", b"pull", "rank", b"rank", "restored", b"restored", "stacks", b"stacks", "step", b"step", "still", b"still", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,8 +523,11 @@ class Progress(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     STEPS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     steps_per_second: _builtins.float
+    step_seconds: _builtins.float
+    """that a step has usually taken here; 0: not known yet"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankProgress]: ...
     def __init__(
@@ -517,10 +536,11 @@ class Progress(_message.Message):
         incarnation: _builtins.str = ...,
         ranks: _abc.Iterable[Global___RankProgress] | None = ...,
         steps_per_second: _builtins.float = ...,
+        step_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "ranks", b"ranks", "steps_per_second", b"steps_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "ranks", b"ranks", "step_seconds", b"step_seconds", "steps_per_second", b"steps_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

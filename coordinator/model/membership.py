@@ -165,6 +165,10 @@ class RankProgress:
     broken_generation: int = 0
     restored: int = 0
     held: int = 0
+    still: bool = False
+    waiting: bool = False
+    excused: bool = False
+    stacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +178,4 @@ class Progress:
     incarnation: str = ""
     ranks: tuple[RankProgress, ...] = ()
     steps_per_second: float = 0.0
+    step_seconds: float = 0.0

@@ -32,6 +32,13 @@ class Settings:
     progress: float = 600.0
     """A RUNNING job that commits no step for this long is paused, to find who doesn't answer."""
 
+    hang: float = 180.0
+    """A RUNNING job that stands still for this long, and for ten usual steps, is hung: the rank
+    that the others wait for is replaced."""
+
+    hang_max: float = 600.0
+    """Upper bound of those ten steps, and what counts until a job's usual step is known."""
+
     regroup: float = 0.25
     """How long a broken group waits for a culprit to show before it is rebuilt with everybody;
     doubled for each such generation in a row."""

@@ -20,7 +20,7 @@ from coordinator.model import (
     Slot,
     TrainerExit,
 )
-from coordinator.plan import arrange, deaths, holders, membership, reserves
+from coordinator.plan import arrange, deaths, hang, holders, membership, reserves
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.arrange import Arrangement
 from coordinator.plan.builder import Builder
@@ -40,7 +40,7 @@ def change(
 ) -> Transition | Wait | None:
     """A generation that mends the faults, fills empty slots or grows; None when all is well."""
     current, spec = job.current, job.job.spec
-    faults = membership.find(view, job)
+    faults = membership.find(view, job, hang.find(view, job, now, settings))
     if not faults and (gone := _source_gone(view, job)):
         why = f"{gone} is lost while it serves its state to who takes its place"
         return membership.regroup(view, job, Cause.NODE_LOST, why)
@@ -193,7 +193,7 @@ class _Words:
 
     def _cause(self) -> Cause:
         if self.faults.ended and not self.faults.lost:
-            return Cause.TRAINER_ENDED
+            return Cause.NO_PROGRESS if self.faults.hung else Cause.TRAINER_ENDED
         if not self.faults and self.job.current.phase is Phase.RUNNING:
             return Cause.PLANNED
         # a node that comes for an empty slot goes on with the incident that emptied it

@@ -20,6 +20,7 @@ from coordinator.model import (
 from coordinator.plan import holders, incidents
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.builder import Builder
+from coordinator.plan.hang import Hang
 from coordinator.plan.placement import candidates, refusal
 from coordinator.plan.spread import Pool
 
@@ -34,13 +35,15 @@ class Faults:
     """(slot, local rank, exit) of ended trainers on living nodes."""
     staged: tuple[int, ...] = ()
     """Slots that an earlier leader wrote for the next generation, without coming to its record."""
+    hung: bool = False
+    """Whether the ended ones are trainers that hang, and are to be ended."""
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.ended or self.staged)
 
 
-def find(view: ClusterView, job: JobView) -> Faults:
-    """The faults of the current generation's owners.
+def find(view: ClusterView, job: JobView, hung: Hang | None = None) -> Faults:
+    """The faults of the current generation's owners, or else who holds up the job.
 
     An owner whose lease is gone is only suspect, not lost, until it is recorded dead.
     """
@@ -55,7 +58,14 @@ def find(view: ClusterView, job: JobView) -> Faults:
             ended = holders.ended(view, job, slot)
             if ended:
                 over.extend((slot.slot, local, ended[local]) for local in sorted(ended))
-    return Faults(tuple(lost), tuple(over), staged)
+    faults = Faults(tuple(lost), tuple(over), staged)
+    if faults or hung is None:
+        return faults
+    blamed = {number for number, _, _ in hung.culprits}
+    # Rule 8: a hung trainer may be cured yet, but not one that was ended.
+    if any(not holders.held_elsewhere(view, job, job.slots[one], blamed) for one in blamed):
+        return faults
+    return Faults(ended=hung.exits(), hung=bool(blamed))
 
 
 def first(view: ClusterView, job: JobView, taken: Set[str]) -> Transition | Wait:

@@ -22,7 +22,7 @@ from coordinator.model import (
     Source,
     StepPhase,
 )
-from coordinator.plan import holders, incidents, membership, reserves
+from coordinator.plan import hang, holders, incidents, membership, reserves
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.ladder import too_few
 
@@ -345,7 +345,12 @@ def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
         )
     patience = 2 ** min(membership.regroups(job), 16)
     quiet = now - max(job.progress_at, job.phase_at, view.no_eviction_before)
-    if generation.phase is Phase.RUNNING and quiet >= settings.progress * patience:
+    stuck = hang.find(view, job, now, settings)
+    if stuck is not None and not stuck.culprits and quiet >= settings.hang * patience:
+        why = f"all ranks have waited for each other for {stuck.seconds:.0f} s"
+        return membership.regroup(view, job, Cause.NO_PROGRESS, why)
+    excused = any(one is not None and one.excused for _, _, one in _each_rank(job))
+    if generation.phase is Phase.RUNNING and quiet >= settings.progress * patience and not excused:
         return membership.regroup(
             view, job, Cause.NO_PROGRESS, f"no step in {settings.progress * patience:g} s"
         )

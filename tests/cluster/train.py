@@ -4,7 +4,8 @@
 It has what makes a recovery hard to get right: state besides the parameters (a scheduler, running
 statistics), random draws in the forward pass, and an optimizer with a memory. From the environment:
 PACE, seconds that a step takes at least; GATE, a file whose coming the replica LATE awaits after
-its last step; RAISE_AT, a step at which every replica raises, or RAISE_REPLICA alone.
+its last step; RAISE_AT, a step at which every replica raises, or RAISE_REPLICA alone;
+HANG, how replica 1 stands still at step 20, once: HUNG is the file that says that it has.
 """
 
 import os
@@ -14,6 +15,7 @@ import time
 import torch
 from torch import nn
 
+from tests.cluster.hanging import hang
 from workerd.trainer import join
 
 steps, width = int(sys.argv[1]), int(sys.argv[2])
@@ -39,6 +41,8 @@ with join() as job:
         with job.attempt():
             if job.step == raise_at and raising in (None, str(job.replica)):
                 raise ValueError(f"no data for step {job.step}")
+            if job.step == 20 and job.replica == 1:
+                hang(job)
             time.sleep(pace)  # noqa: TID251 - stands for a longer computation
             data = torch.Generator().manual_seed(1000 * job.step + job.replica)
             inputs = torch.randn(16, 32, generator=data).to(job.device)

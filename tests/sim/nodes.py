@@ -22,6 +22,7 @@ from tests.sim.trainers import Move
 from tests.sim.world import LIMITS, Process, SimNode, World
 from workerd.agent.actions import Action as NodeAction
 from workerd.agent.actions import (
+    AskStacks,
     ClearPlace,
     EndTrainer,
     ForgetTrainer,
@@ -206,6 +207,8 @@ def _do(world: World, name: str, action: NodeAction) -> World:
             return _facts(world, name, action.instance, placement=action.placement)
         case EndTrainer() | KillTrainer():
             return _facts(world, name, action.instance, ending=action.reason)
+        case AskStacks():
+            return world  # its trainers' pages, which would ask for it, aren't played here
         case ForgetTrainer():
             kept = tuple(one for one in local.trainers if one.instance != action.instance)
             return world.node(name, local=replace(local, trainers=kept))

@@ -49,6 +49,14 @@ class KillTrainer:
 
 
 @dataclass(frozen=True, slots=True)
+class AskStacks:
+    """Have the stacks of a trainer's threads written down."""
+
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetTrainer:
     """Drop what is known of an ended trainer."""
 
@@ -172,6 +180,7 @@ Action: TypeAlias = (
     | PlaceTrainer
     | EndTrainer
     | KillTrainer
+    | AskStacks
     | ForgetTrainer
     | SendWelcome
     | SendStop

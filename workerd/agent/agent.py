@@ -36,7 +36,7 @@ from workerd.agent.registration import Dead, Occupied, Overtaken, Registered
 from workerd.agent.reports import node_record
 from workerd.agent.standing import standing
 from workerd.agent.state import Limits, Local
-from workerd.health.rate import StepRate
+from workerd.health.rate import StepRate, StepTime
 from workerd.protocol.link import Listener
 from workerd.supervisor.runtime import RuntimeFolder
 from workerd.supervisor.trainers import (
@@ -104,6 +104,7 @@ class Agent:
         self._links = LinkServer(Listener(folder.socket), self._queue.put)
         self._hands = Hands(folder, self._supervisor, template)
         self._rate = StepRate()
+        self._step_time = StepTime()
         self._rate_of: tuple[str, ...] = ()
         self._beat_at = 0.0
         self._occupied_until: float | None = None
@@ -203,8 +204,11 @@ class Agent:
         if of != self._rate_of:
             self._rate_of = of
             self._rate.clear()
+            self._step_time.clear()
         if placed:
-            self._rate.observe(now, min(one.step for one in placed))
+            step = min(one.step for one in placed)
+            self._rate.observe(now, step)
+            self._step_time.observe(now, step)
         return Local(
             now=now,
             template=self._template,
@@ -218,6 +222,7 @@ class Agent:
             ack_held=self._desk.ack_held,
             busy=self._desk.busy(now),
             steps_per_second=self._rate.per_second(),
+            step_seconds=self._step_time.usual(),
         )
 
     def _spec(self, job: str) -> JobSpec | None:

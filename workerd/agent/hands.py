@@ -13,6 +13,7 @@ from coordinator.model import DeviceKind, FailureClass, JobSpec, Node, TrainerEx
 from workerd.agent import messages
 from workerd.agent.actions import (
     Action,
+    AskStacks,
     EndTrainer,
     ForgetTrainer,
     KillTrainer,
@@ -28,6 +29,7 @@ from workerd.agent.actions import (
 from workerd.agent.links import LinkDown, LinkEvent, LinkMessage, LinkUp, belongs
 from workerd.agent.state import TrainerFacts
 from workerd.agent.trainers import Entry
+from workerd.protocol import stacks
 from workerd.protocol.link import Downward
 from workerd.protocol.page import ProgressPage
 from workerd.supervisor.runtime import RuntimeFolder
@@ -42,6 +44,7 @@ from workerd.supervisor.trainers import (
 
 _log = logging.getLogger(__name__)
 
+_STACKS = 1.0  # seconds that a trainer gets to write its stacks down
 _NOT_STARTED = 126  # the exit code of a trainer whose process could not be made, as in a shell
 
 
@@ -58,8 +61,10 @@ class Hands:
 
     def facts(self) -> tuple[TrainerFacts, ...]:
         """What is known of each trainer, its page read just now; by local rank and age."""
+        now = time.monotonic()
         for entry in self.entries.values():
             entry.look()
+            self._hear_stacks(entry, now)
         found = [entry.facts for entry in self.entries.values()]
         return tuple(sorted(found, key=lambda one: (one.local_rank, one.started_at)))
 
@@ -138,6 +143,8 @@ class Hands:
             case KillTrainer():
                 self.entries[action.instance].set(kill_at=None)
                 self._supervisor.kill(action.instance)
+            case AskStacks():
+                self._ask_stacks(self.entries[action.instance], now)
             case ForgetTrainer():
                 del self.entries[action.instance]
             case SendWelcome():
@@ -163,6 +170,25 @@ class Hands:
             case _:
                 return False
         return True
+
+    def _ask_stacks(self, entry: Entry, now: float) -> None:
+        instance = entry.facts.instance
+        pid = self._supervisor.pid(instance)
+        said = None
+        if pid is None or not stacks.ask(pid, self._folder.page(instance)):
+            said = "" if pid is None else stacks.threads(pid)
+        entry.set(stacks_asked_at=now, stacks=said)
+
+    def _hear_stacks(self, entry: Entry, now: float) -> None:
+        asked = entry.facts.stacks_asked_at
+        if not asked or entry.facts.stacks is not None or now < asked + _STACKS:
+            return
+        instance = entry.facts.instance
+        pid = self._supervisor.pid(instance)
+        kernel = "" if pid is None else stacks.threads(pid)
+        found = f"{stacks.read(self._folder.page(instance))}\n\n{kernel}".strip()
+        _log.warning("the stacks of trainer %s, which stands still:\n%s", instance, found)
+        entry.set(stacks=found)
 
     def _send(self, instance: str, message: Downward, **mark: object) -> None:
         entry = self.entries[instance]

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.model import Phase
+from workerd.agent import stillness
 from workerd.agent.actions import (
     Action,
+    AskStacks,
     EndTrainer,
     ForgetTrainer,
     KillTrainer,
@@ -53,6 +55,12 @@ def processes(
                 yield EndTrainer(trainer.instance, grace, why)
             elif (moved := _moved(state, trainer)) is not None:
                 yield PlaceTrainer(trainer.instance, moved, "its node has taken another slot")
+            elif (
+                stillness.unmoved(state, local, limits, trainer)
+                and not stillness.excused(local, trainer)
+                and trainer.stacks_asked_at < trainer.moved_at
+            ):
+                yield AskStacks(trainer.instance, "nothing of it has moved for long")
         elif trainer.cleared and (why := _forgotten(state, trainer)):
             yield ForgetTrainer(trainer.instance, why)
     if isinstance(state, Owner):

@@ -18,9 +18,13 @@ from coordinator.model import (
     TrainerState,
     Warm,
 )
+from workerd.agent import stillness
 from workerd.agent.actions import Action, ClearPlace, WriteAck, WriteNode, WriteProgress
 from workerd.agent.standing import Condemned, Owner, Spare, Standing, lacking
 from workerd.agent.state import Limits, Local, Orders, TrainerFacts
+
+_STACKS = 4000
+"""Characters of stacks that a record holds."""
 
 NODE, ACK, PROGRESS = "node", "ack", "progress"
 """Kinds of writes, of which one each is under way at a time."""
@@ -144,9 +148,12 @@ def _ack(orders: Orders, local: Local, state: Owner) -> Iterator[Action]:
     yield WriteAck(spec.name, ack, f"every local rank has stopped for generation {number}")
 
 
-def rank_progress(facts: TrainerFacts, rank: int) -> RankProgress:
+def rank_progress(
+    facts: TrainerFacts, rank: int, *, still: bool = False, excused: bool = False
+) -> RankProgress:
     """Where one trainer stands."""
     done = facts.done_step is not None
+    waiting = still and stillness.waits(facts)
     return RankProgress(
         rank=rank,
         instance=facts.instance,
@@ -159,6 +166,21 @@ def rank_progress(facts: TrainerFacts, rank: int) -> RankProgress:
         digest=facts.digest,
         restored=facts.restored,
         held=facts.held,
+        still=still,
+        waiting=waiting,
+        excused=excused,
+        stacks=(facts.stacks or "")[:_STACKS] if still and not waiting else "",
+    )
+
+
+def _where(local: Local, state: Owner, limits: Limits, facts: TrainerFacts) -> RankProgress:
+    unmoved = stillness.unmoved(state, local, limits, facts)
+    excused = unmoved and stillness.excused(local, facts)
+    return rank_progress(
+        facts,
+        state.job.spec.rank(state.slot.slot, facts.local_rank),
+        still=unmoved and not excused and stillness.seen(facts),
+        excused=excused,
     )
 
 
@@ -181,8 +203,8 @@ def progress_interval(state: Owner, limits: Limits) -> float:
     return max(limits.progress_interval, state.job.spec.slots / limits.progress_rate * spread)
 
 
-def _marks(facts: TrainerFacts, *, tells_step: bool) -> tuple[object, ...]:
-    """What must be known at once when it changes."""
+def _marks(facts: TrainerFacts, stands: object, *, tells_step: bool) -> tuple[object, ...]:
+    """What must be known at once when it changes; ``stands`` is whether it stands still."""
     return (
         facts.instance,
         facts.lives,
@@ -192,6 +214,7 @@ def _marks(facts: TrainerFacts, *, tells_step: bool) -> tuple[object, ...]:
         (facts.broken_generation, facts.broken),
         facts.done_step,
         facts.digest,
+        stands,
     )
 
 
@@ -200,12 +223,18 @@ def _progress(local: Local, state: Owner, limits: Limits) -> Iterator[Action]:
     placed = _placed(local, state)
     if not placed:
         return
-    ranks = tuple(rank_progress(one, spec.rank(state.slot.slot, one.local_rank)) for one in placed)
+    ranks = tuple(_where(local, state, limits, one) for one in placed)
     tells_step = _tells_step(state, limits)
-    marks = tuple(_marks(one, tells_step=tells_step) for one in placed)
+    marks = tuple(
+        _marks(facts, (one.still, one.waiting, one.excused), tells_step=tells_step)
+        for facts, one in zip(placed, ranks, strict=True)
+    )
     before = local.written
     progress = Progress(
-        incarnation=local.incarnation, ranks=ranks, steps_per_second=local.steps_per_second
+        incarnation=local.incarnation,
+        ranks=ranks,
+        steps_per_second=local.steps_per_second,
+        step_seconds=local.step_seconds,
     )
     if before is None:
         yield WriteProgress(spec.name, progress, marks, "the first of this place")

@@ -127,6 +127,16 @@ class TrainerFacts:
     step: int = -1
     """Of its progress page, as ``phase``."""
     phase: StepPhase = StepPhase.EMPTY
+    moved_at: float = 0.0
+    """When anything in its page has changed last; 0 before it is known."""
+    waiting: int = 0
+    """Collectives that it has entered and that have not ended."""
+    excused_until: float = 0.0
+    """Until when its script has said that it takes longer."""
+    stacks_asked_at: float = 0.0
+    """When its stacks were asked for last; 0 when never."""
+    stacks: str | None = None
+    """What came of that; None while it is awaited."""
 
     @property
     def lives(self) -> bool:
@@ -168,6 +178,8 @@ class Local:
     busy: frozenset[str] = frozenset()
     """Kinds of writes that are under way: they are not asked for again."""
     steps_per_second: float = 0.0
+    step_seconds: float = 0.0
+    """What a step has usually taken; 0 while that is not known."""
 
     @property
     def node(self) -> str:
@@ -203,6 +215,8 @@ class Limits:
     retry: float = 1.0
     """Before a spare's trainer that ended is started again; doubled each time."""
     retry_max: float = 60.0
+    still: float = 10.0
+    """A rank that nothing has changed of for this long, and for three usual steps, stands still."""
     self_fence: float = 300.0
     """How long a node that etcd may have given up keeps trainers whose group is broken. They
     can't go on by themselves; until then a short outage of etcd costs no state."""

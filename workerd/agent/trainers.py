@@ -79,9 +79,15 @@ class Entry:
         except PageError as error:
             _log.warning("trainer %s: %s", self.facts.instance, error)
             return
-        phase = StepPhase(int(view.phase))
-        if (view.step, phase) != (self.facts.step, self.facts.phase):
-            self.set(step=view.step, phase=phase)
+        seen = {
+            "step": view.step,
+            "phase": StepPhase(int(view.phase)),
+            "moved_at": view.changed_ns / 1e9,
+            "waiting": view.waiting,
+            "excused_until": view.excused_ns / 1e9,
+        }
+        if any(getattr(self.facts, name) != value for name, value in seen.items()):
+            self.set(**seen)
 
     def beat(self) -> None:
         """Say in its page that workerd lives."""

@@ -3,10 +3,40 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 
 WINDOW = 10.0
 """Seconds that the rate looks back."""
+
+
+_STEPS = 15
+"""Observations that the usual time of a step is the median of."""
+
+
+class StepTime:
+    """Seconds that a step usually takes, whether or not one takes longer now."""
+
+    def __init__(self) -> None:
+        self._at: tuple[float, int] | None = None
+        self._took: deque[float] = deque(maxlen=_STEPS)
+
+    def observe(self, now: float, step: int) -> None:
+        """The place is at ``step``; a step that falls back is no observation."""
+        if self._at is None or step < self._at[1]:
+            self._at = (now, step)
+        elif step > self._at[1]:
+            self._took.append((now - self._at[0]) / (step - self._at[1]))
+            self._at = (now, step)
+
+    def usual(self) -> float:
+        """The median of the last observations; 0 before three of them."""
+        return round(statistics.median(self._took), 3) if len(self._took) >= 3 else 0.0
+
+    def clear(self) -> None:
+        """Another place."""
+        self._at = None
+        self._took.clear()
 
 
 class StepRate:

@@ -2,7 +2,7 @@
 """The progress page: a small file in shared memory through which a trainer tells where it stands.
 
 There is one file per trainer instance, mapped by the trainer and by workerd. Each of its words has
-one writer: the trainer writes the word and its time, workerd writes its heartbeat. A page tells
+one writer: the trainer writes all but the heartbeat, which is workerd's. A page tells
 what a trainer was doing; it is never an acknowledgement for it.
 """
 
@@ -19,8 +19,8 @@ from protos import membership_pb2
 
 PAGE_BYTES: Final = 64
 
-_MAGIC: Final = 0x48535041_00000001  # "HSPA", version 1
-_MAGIC_AT, _WORD_AT, _CHANGED_AT, _HEARTBEAT_AT = range(4)
+_MAGIC: Final = 0x48535041_00000002  # "HSPA", version 2
+_MAGIC_AT, _WORD_AT, _CHANGED_AT, _HEARTBEAT_AT, _WAITING_AT, _EXCUSED_AT = range(6)
 
 _GENERATION_SHIFT: Final = 44
 _STEP_SHIFT: Final = 4
@@ -55,6 +55,8 @@ class PageView:
     phase: StepPhase
     changed_ns: int
     heartbeat_ns: int
+    waiting: int = 0  # collectives that it has entered and that have not ended
+    excused_ns: int = 0  # until when its script has said that it takes longer
 
 
 def pack(generation: int, step: int, phase: int) -> int:
@@ -114,6 +116,16 @@ class ProgressPage:
         words[_WORD_AT] = word
         words[_CHANGED_AT] = monotonic_ns()
 
+    def wait(self, collectives: int) -> None:
+        """The trainer's: how many collectives it has entered that have not ended yet."""
+        self._words[_WAITING_AT] = collectives
+        self._words[_CHANGED_AT] = monotonic_ns()
+
+    def excuse(self, until_ns: int) -> None:
+        """The trainer's: that it takes longer is expected until then; 0: not any more."""
+        self._words[_EXCUSED_AT] = until_ns
+        self._words[_CHANGED_AT] = monotonic_ns()
+
     def beat(self) -> None:
         """workerd's: says that it lives now."""
         self._words[_HEARTBEAT_AT] = monotonic_ns()
@@ -131,6 +143,8 @@ class ProgressPage:
             phase=phase,
             changed_ns=self._words[_CHANGED_AT],
             heartbeat_ns=self._words[_HEARTBEAT_AT],
+            waiting=self._words[_WAITING_AT],
+            excused_ns=self._words[_EXCUSED_AT],
         )
 
     def close(self) -> None:

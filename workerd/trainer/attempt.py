@@ -148,7 +148,9 @@ class Attempt:
         group = session.group
         if group is None:
             raise RepeatStep("a stop has come")
-        _device_done(job.device)
+        if job.device.type == "cuda":
+            with group.on_device():
+                _device_done(job.device)
         begin = perf_counter_ns()
         try:
             group.check()

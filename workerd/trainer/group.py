@@ -12,8 +12,9 @@ gradients; those of one replica carry what the script tells them; all of them ag
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -98,6 +99,8 @@ class Group:
         self._launching = 0
         self._none_launching = threading.Condition(self._lock)
         self._abandoned = False
+        self.told: Callable[[int], None] = _nobody
+        """Hears how many collectives are in flight, whenever that changes."""
         self._staging: dict[tuple[int, int], torch.Tensor] = {}
 
     def mean(self, module: int, index: int, buffer: torch.Tensor) -> torch.futures.Future[Any]:
@@ -229,11 +232,25 @@ class Group:
             self._abandoned = True
             pending, self._pending = self._pending, set()
             backends, self._backends = list(set(self._backends.values())), {}
+            self.told(0)
         self._barrier.end()
         for one in pending:
             one.finish(GroupBroken("the group was abandoned"))
         self._staging = {}
         return drop(backends, self._barrier, self._launched)
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[None]:
+        """The main thread waits for the device, and so for the peers' part of collectives on it."""
+        with self._lock:
+            if not self._abandoned:
+                self.told(len(self._pending) + 1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if not self._abandoned:
+                    self.told(len(self._pending))
 
     def _closed(self) -> bool:
         return self._abandoned or self.error is not None
@@ -250,6 +267,7 @@ class Group:
         with self._lock:
             if not self._closed():
                 self._pending.add(pending)
+                self.told(len(self._pending))
         if pending not in self._pending:
             pending.finish(GroupBroken(self.error or "the group was abandoned"))
             return
@@ -259,8 +277,7 @@ class Group:
             self._ended(pending, error.with_traceback(None))
             return
         except BaseException:
-            with self._lock:
-                self._pending.discard(pending)
+            self._gone(pending)
             raise
 
         def landed(done: torch.futures.Future[Any]) -> None:
@@ -273,9 +290,14 @@ class Group:
 
         future.add_done_callback(landed)
 
-    def _ended(self, pending: _Pending, error: BaseException | None) -> None:
+    def _gone(self, pending: _Pending) -> None:
         with self._lock:
             self._pending.discard(pending)
+            if not self._abandoned:
+                self.told(len(self._pending))
+
+    def _ended(self, pending: _Pending, error: BaseException | None) -> None:
+        self._gone(pending)
         if pending.finish(error) and error is not None:
             self.broken(error)
 
@@ -309,6 +331,10 @@ def drop(
     thread = threading.Thread(target=free, name="hotspare-drop-group", daemon=True)
     thread.start()
     return thread
+
+
+def _nobody(waiting: int) -> None:
+    pass
 
 
 def _from_first() -> Any:

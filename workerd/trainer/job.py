@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from protos.trainer_pb2 import Hello, Welcome
 from workerd.protocol import link as wire
+from workerd.protocol import stacks
 from workerd.protocol.page import ProgressPage
 from workerd.shards.errors import UnsupportedState
 from workerd.shards.snapshot import changes_by_update
@@ -63,6 +66,7 @@ class Job:
         self.alone_step = 0  # of a job without workerd
         self._built: _Built | None = None
         self._ready = False
+        self._expecting = False
         self._attempt = Attempt(self)
         address = session.welcome.data_address if session is not None else "127.0.0.1"
         self._replicator = Replicator(address, self._group, self._attempt.may_reduce)
@@ -229,6 +233,27 @@ class Job:
         for optimizer in built.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
+    @contextlib.contextmanager
+    def expect(self, seconds: float) -> Iterator[None]:
+        """Inside it this rank may stand still for so long, without being taken for hung.
+
+        For what takes much longer than a step: an evaluation, a checkpoint, a compilation that is
+        not the first. Raises MisuseError for no positive number of seconds, or inside another one.
+        """
+        if not 0 < seconds < math.inf:
+            raise MisuseError(f"expect(seconds={seconds}): must be a positive number of seconds")
+        if self._expecting:
+            raise MisuseError("an expect() inside an expect()")
+        self._expecting = True
+        if self.session is not None:
+            self.session.excuse(time.monotonic_ns() + round(seconds * 1e9))
+        try:
+            yield
+        finally:
+            self._expecting = False
+            if self.session is not None:
+                self.session.excuse(0)
+
     def attempt(self) -> Attempt:
         """One step, as a context: repeated whole after a failure, never half applied.
 
@@ -344,6 +369,7 @@ def join() -> Job:
         return Job(None, _device(0), seed=0)
     instance = os.environ[wire.INSTANCE_VARIABLE]
     page = ProgressPage.open(os.environ[wire.PAGE_VARIABLE])
+    stacks.register(os.environ[wire.PAGE_VARIABLE])
     deadline = time.monotonic() + _WELCOME_TIMEOUT
     try:
         link = wire.connect(path, _WELCOME_TIMEOUT)

@@ -244,6 +244,10 @@ class Session(Core):
         self._thread.join(10)
         self._page.close()
 
+    def excuse(self, until_ns: int) -> None:
+        """The script takes longer until then, by CLOCK_MONOTONIC; 0: not any more."""
+        self._page.excuse(until_ns)
+
     def forget_in_child(self) -> None:
         """In a forked child: it must not hold the link open, nor speak on it."""
         self._link.close_inherited()
@@ -276,6 +280,7 @@ class Session(Core):
             verdict = phases.joined(self.standing, restore.generation)
             if verdict.do is Do.GO:
                 self.group, self.placed = group, restore
+                group.told = self._page.wait
                 self._set(verdict.standing)
         if verdict.do is not Do.GO:
             group.abandon()

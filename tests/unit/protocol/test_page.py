@@ -47,6 +47,12 @@ def test_both_ends_see_each_other(tmp_path: Path) -> None:
     workerd.beat()
     assert trainer.read().heartbeat_ns > first.heartbeat_ns
     assert trainer.read().changed_ns == view.changed_ns
+    trainer.wait(2)
+    trainer.excuse(7)
+    later = workerd.read()
+    assert (later.waiting, later.excused_ns) == (2, 7)
+    assert later.changed_ns > view.changed_ns
+    assert (later.generation, later.step, later.phase) == (3, 41, StepPhase.PREPARED)
     trainer.close()
     workerd.close()
 

@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.model import Device, DeviceKind
 from workerd.health import devices
-from workerd.health.rate import StepRate
+from workerd.health.rate import StepRate, StepTime
 
 LISTING = """\
 0, GPU-aa11, NVIDIA H200, 143771
@@ -75,3 +75,21 @@ def test_a_place_that_stands_still_slows_down() -> None:
     rate.observe(1.0, 10)
     rate.observe(5.0, 10)
     assert rate.per_second() == pytest.approx(2.0)
+
+
+def test_the_usual_step_is_not_changed_by_one_that_takes_long() -> None:
+    time = StepTime()
+    for second in range(3):
+        time.observe(float(second), second * 4)
+        assert time.usual() == 0, "not known yet"
+    time.observe(3.0, 12)
+    assert time.usual() == 0.25
+    for moment in range(4, 100):
+        time.observe(float(moment), 12)
+    time.observe(100.0, 13)
+    assert time.usual() == 0.25
+    time.observe(101.0, 5)
+    time.observe(103.0, 6)
+    assert time.usual() == 0.25, "it was put back, and goes on"
+    time.clear()
+    assert time.usual() == 0

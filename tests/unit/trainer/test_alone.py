@@ -212,3 +212,13 @@ def test_the_mesh_comes_before_the_first_step() -> None:
         job.commit(optimizer)
     with pytest.raises(MisuseError, match=r"job\.mesh comes before"):
         _ = job.mesh
+
+
+def test_what_is_expected_to_take_long_is_said_once() -> None:
+    with join() as job:
+        built(job)
+        with job.expect(seconds=60), pytest.raises(MisuseError, match="inside an expect"):
+            job.expect(seconds=60).__enter__()
+        for seconds in (0, -1.0, float("inf"), float("nan")):
+            with pytest.raises(MisuseError, match="positive number"):
+                job.expect(seconds).__enter__()

@@ -291,6 +291,20 @@ def test_a_group_abandoned_amid_a_launch_holds_nobody(ranks: list[Rank]) -> None
     assert not thread.is_alive(), "let go of the backend last, and waits for a silent peer"
 
 
+def test_a_rank_tells_how_many_collectives_it_waits_in(ranks: list[Rank]) -> None:
+    group = ranks[0].group
+    assert group is not None
+    said: list[int] = []
+    group.told = said.append
+    everywhere(lambda rank: all_reduce(rank.inner, rank.position)[0].wait(), ranks)
+    assert said == [1, 0]
+    for _ in range(2):
+        all_reduce(ranks[0].inner, 0)
+    assert said[2:] == [1, 2]
+    group.abandon()
+    assert said[4:] == [0]
+
+
 def test_a_late_arrival_writes_to_nobodys_memory(ranks: list[Rank]) -> None:
     tensors = [own(rank.position, 4) for rank in ranks]
     works = [
