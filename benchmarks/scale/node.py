@@ -118,7 +118,7 @@ class EmulatedNode:
         node, flags = keys.node(self.name), keys.flags(self.name)
         await self._read([node, flags])
         self.lease = (await self._wire.grant(self._ttl)).ID
-        record = node_record(self._local(), standing(None, self._local()))
+        record = node_record(self._local(), standing(None, self._local()), _LIMITS)
         self._created = await self._commit(
             [Absent(flags), Absent(node)], [Put(node, records.dump(record), self.lease)]
         )

@@ -198,7 +198,7 @@ class SimNode:
             self._look(trainer)
         local = self._local(now)
         if not self.desk.registered:
-            record = node_record(local, standing(self.desk.orders, local))
+            record = node_record(local, standing(self.desk.orders, local), LIMITS)
             self.desk.register(record, frozenset(self._own))
         for action in decide(self.desk.orders, local, LIMITS):
             if isinstance(action, Renew):

@@ -181,7 +181,7 @@ class Agent:
             self._desk.read(frozenset(one.facts.job for one in self._hands.entries.values()))
         local = self._local(now)
         if not self._stopping:
-            record = node_record(local, standing(self._desk.orders, local))
+            record = node_record(local, standing(self._desk.orders, local), self._limits)
             self._desk.register(record, frozenset(self._own))
         for action in decide(self._desk.orders, local, self._limits):
             level = logging.DEBUG if isinstance(action, WriteProgress) else logging.INFO

@@ -141,7 +141,7 @@ class Hands:
             case EndTrainer():
                 self._end(action, now)
             case KillTrainer():
-                self.entries[action.instance].set(kill_at=None)
+                self.entries[action.instance].set(kill_at=None, killed_at=now)
                 self._supervisor.kill(action.instance)
             case AskStacks():
                 self._ask_stacks(self.entries[action.instance], now)
@@ -201,7 +201,7 @@ class Hands:
             entry.set(ending=action.reason, kill_at=now + action.grace)
             self._supervisor.terminate(action.instance)
         else:
-            entry.set(ending=action.reason)
+            entry.set(ending=action.reason, killed_at=now)
             self._supervisor.kill(action.instance)
 
     def _start(self, action: StartTrainer, spec: JobSpec | None, now: float) -> None:

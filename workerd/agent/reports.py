@@ -36,7 +36,7 @@ def report(
     """The writes that are due: none without a lease, and none by a dead incarnation."""
     if not local.registered or (isinstance(state, Condemned) and not local.stopping):
         return
-    record = node_record(local, state)
+    record = node_record(local, state, limits)
     if NODE not in local.busy and record != local.node_written:
         yield WriteNode(record, "it has changed")
     if orders is None:
@@ -53,15 +53,26 @@ def report(
             yield from _progress(local, state, limits)
 
 
-def node_record(local: Local, state: Standing) -> Node:
+def node_record(local: Local, state: Standing, limits: Limits) -> Node:
     """The node as it is to stand in etcd."""
-    unhealthy = local.stopping or lacking(state, local)
+    unhealthy = local.stopping or lacking(state, local) or _unkillable(local, limits)
     return replace(
         local.template,
         trainers=tuple(_trainer(one) for one in local.trainers),
         warm=_warm(local, state),
         unhealthy=unhealthy,
     )
+
+
+def _unkillable(local: Local, limits: Limits) -> str:
+    """What holds on to a device for good: a process that sleeps in a driver or a file system."""
+    for one in local.trainers:
+        gone_at = one.ended_at if one.ended_at is not None else one.killed_at
+        if not one.cleared and gone_at is not None and local.now - gone_at >= limits.unkillable:
+            return (
+                f"processes of trainer {one.instance} (local rank {one.local_rank}) can't be killed"
+            )
+    return ""
 
 
 def _trainer(facts: TrainerFacts) -> Trainer:

@@ -98,6 +98,8 @@ class TrainerFacts:
     """Why workerd has told it to end; empty while it may live."""
     kill_at: float | None = None
     """When it is killed if it hasn't ended; None once it has been."""
+    killed_at: float | None = None
+    """When it was sent SIGKILL first."""
     ended_at: float | None = None
     exit: TrainerExit | None = None
     cleared: bool = False
@@ -217,6 +219,8 @@ class Limits:
     retry_max: float = 60.0
     still: float = 10.0
     """A rank that nothing has changed of for this long, and for three usual steps, stands still."""
+    unkillable: float = 30.0
+    """A trainer of which anything is left so long after SIGKILL, or its end, stays."""
     self_fence: float = 300.0
     """How long a node that etcd may have given up keeps trainers whose group is broken. They
     can't go on by themselves; until then a short outage of etcd costs no state."""

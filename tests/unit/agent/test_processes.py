@@ -112,6 +112,21 @@ def test_too_few_devices_are_told() -> None:
     assert "needs 2 devices" in write.record.unhealthy
 
 
+@pytest.mark.parametrize("facts", [{"ending": "why", "killed_at": 70.0}, {"ended_at": 70.0}])
+def test_a_node_with_a_process_that_cannot_be_killed_is_unhealthy(facts: dict[str, object]) -> None:
+    gone = replace(orders(Phase.RUNNING), assignment=None)
+
+    def unhealthy(now: float, **more: object) -> str:
+        (write,) = decided(gone, local(trainer(**facts, **more), now=now), do.WriteNode)
+        assert isinstance(write, do.WriteNode)
+        return write.record.unhealthy
+
+    after = 70.0 + Limits().unkillable
+    assert unhealthy(after - 0.1) == ""
+    assert unhealthy(after) == "processes of trainer t (local rank 0) can't be killed"
+    assert unhealthy(after, cleared=True) == ""
+
+
 # ---- spares
 
 
