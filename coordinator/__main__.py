@@ -39,6 +39,9 @@ _SETTINGS: Mapping[str, str] = {
     "dead for this long and --election-timeout",
     "election_timeout": "etcd's own election timeout",
     "probe": "how long a suspected node may take to answer a direct probe",
+    "ping": "between two pings of a node with a place, and how long it may take to answer one",
+    "disruption": "the disruption budget: at most this share of the nodes, though at least one, is "
+    "declared dead within --lease-ttl before their leases end",
     "start": "how long a node may take to start the trainers of its place",
     "pause": "how long a node that holds state may take to acknowledge a pause",
     "restore": "how long a node may take to hold the resume step's state and join",
@@ -60,6 +63,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a share, from 0 to 1")
     return value
 
 
@@ -128,9 +138,13 @@ def _parser() -> argparse.ArgumentParser:
     network.add_flag(main, os.environ)
     add(main, "--log-level", _level, "info", f"one of {', '.join(_LEVELS)}", "LEVEL")
     times = parser.add_argument_group("times, in seconds")
+    budget = parser.add_argument_group("limits")
     for field in fields(Settings):
         flag = "--" + field.name.replace("_", "-")
-        add(times, flag, _seconds, field.default, _SETTINGS[field.name], "SECONDS")
+        if field.name == "disruption":
+            add(budget, flag, _share, field.default, _SETTINGS[field.name], "SHARE")
+        else:
+            add(times, flag, _seconds, field.default, _SETTINGS[field.name], "SECONDS")
     return parser
 
 

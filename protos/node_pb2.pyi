@@ -481,3 +481,76 @@ class ProbeReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProbeReply: _TypeAlias = ProbeReply  # noqa: Y015
+
+@_typing.final
+class ReachRequest(_message.Message):
+    """Whether a node can be reached from here: a second witness for a coordinator that can't."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    """for all of them together, at the same time"""
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """host:port, one for each network that leads to the node"""
+
+    def __init__(
+        self,
+        *,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReachRequest: _TypeAlias = ReachRequest  # noqa: Y015
+
+@_typing.final
+class ReachReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Answer:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _AnswerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ReachReply._Answer.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ANSWER_UNSPECIFIED: ReachReply._Answer.ValueType  # 0
+        ACCEPTED: ReachReply._Answer.ValueType  # 1
+        """on one network at least a kernel accepts connections there"""
+        REFUSED: ReachReply._Answer.ValueType  # 2
+        """none accepts, one says at least that nobody listens there"""
+        SILENT: ReachReply._Answer.ValueType  # 3
+        """nothing answers"""
+
+    class Answer(_Answer, metaclass=_AnswerEnumTypeWrapper): ...
+    ANSWER_UNSPECIFIED: ReachReply.Answer.ValueType  # 0
+    ACCEPTED: ReachReply.Answer.ValueType  # 1
+    """on one network at least a kernel accepts connections there"""
+    REFUSED: ReachReply.Answer.ValueType  # 2
+    """none accepts, one says at least that nobody listens there"""
+    SILENT: ReachReply.Answer.ValueType  # 3
+    """nothing answers"""
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    answer: Global___ReachReply.Answer.ValueType
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        answer: Global___ReachReply.Answer.ValueType = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "detail", b"detail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReachReply: _TypeAlias = ReachReply  # noqa: Y015

@@ -40,6 +40,11 @@ class NodeServiceStub(object):
                 request_serializer=protos_dot_node__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=protos_dot_node__pb2.ProbeReply.FromString,
                 _registered_method=True)
+        self.Reach = channel.unary_unary(
+                '/hotspare.v1.NodeService/Reach',
+                request_serializer=protos_dot_node__pb2.ReachRequest.SerializeToString,
+                response_deserializer=protos_dot_node__pb2.ReachReply.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
@@ -53,6 +58,13 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reach(self, request, context):
+        """Tries to connect, sends nothing. RESOURCE_EXHAUSTED when asked too often at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=protos_dot_node__pb2.ProbeRequest.FromString,
                     response_serializer=protos_dot_node__pb2.ProbeReply.SerializeToString,
+            ),
+            'Reach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reach,
+                    request_deserializer=protos_dot_node__pb2.ReachRequest.FromString,
+                    response_serializer=protos_dot_node__pb2.ReachReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class NodeService(object):
             '/hotspare.v1.NodeService/Probe',
             protos_dot_node__pb2.ProbeRequest.SerializeToString,
             protos_dot_node__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hotspare.v1.NodeService/Reach',
+            protos_dot_node__pb2.ReachRequest.SerializeToString,
+            protos_dot_node__pb2.ReachReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class NodeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     Probe: _grpc.UnaryUnaryMultiCallable[_node_pb2.ProbeRequest, _node_pb2.ProbeReply]
     """Says which incarnation lives here. Answered from memory, whatever else workerd does."""
+    Reach: _grpc.UnaryUnaryMultiCallable[_node_pb2.ReachRequest, _node_pb2.ReachReply]
+    """Tries to connect, sends nothing. RESOURCE_EXHAUSTED when asked too often at a time."""
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -43,6 +45,8 @@ class NodeServiceAsyncStub(NodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Probe: _aio.UnaryUnaryMultiCallable[_node_pb2.ProbeRequest, _node_pb2.ProbeReply]  # type: ignore[assignment]
     """Says which incarnation lives here. Answered from memory, whatever else workerd does."""
+    Reach: _aio.UnaryUnaryMultiCallable[_node_pb2.ReachRequest, _node_pb2.ReachReply]  # type: ignore[assignment]
+    """Tries to connect, sends nothing. RESOURCE_EXHAUSTED when asked too often at a time."""
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every workerd on its control address."""
@@ -54,5 +58,13 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.ProbeReply, _abc.Awaitable[_node_pb2.ProbeReply]]:
         """Says which incarnation lives here. Answered from memory, whatever else workerd does."""
+
+    @_abc_1.abstractmethod
+    def Reach(
+        self,
+        request: _node_pb2.ReachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.ReachReply, _abc.Awaitable[_node_pb2.ReachReply]]:
+        """Tries to connect, sends nothing. RESOURCE_EXHAUSTED when asked too often at a time."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,15 +6,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from coordinator.controller.contacts import Contacts
 from coordinator.controller.transactions import Context, Stale, Transaction, build, undo_staged
 from coordinator.controller.view import Observer
 from coordinator.model import ClusterView, Settings, Verdict
 from coordinator.plan import (
     Action,
+    AskWitnesses,
     DeclareDead,
+    HoldBack,
     KeepWarm,
     Probe,
     SettleFlags,
@@ -25,7 +29,7 @@ from coordinator.plan import (
     Wait,
     plan,
 )
-from coordinator.prober import Probed
+from coordinator.prober import Contacted, Probed, Witnessed
 from coordinator.store import (
     Changed,
     Created,
@@ -51,7 +55,30 @@ _TOLD_AGAIN = 1.0
 _REFUSED = 1.0
 """Seconds before deciding again after etcd refused a write for what it is, or for who asks."""
 
-Ask = Callable[[str, str, str, float], None]
+Who = tuple[str, str]
+
+
+class Asks(Protocol):
+    """What a leader wants of a :class:`~coordinator.prober.Prober`."""
+
+    def probe(self, node: str, incarnation: str, address: str, timeout: float) -> None:
+        """Ask a suspect."""
+
+    def watch(self, targets: Mapping[Who, str], patience: float) -> None:
+        """Hold on to these, and to nobody else any more."""
+
+    def hurry(self, node: str, incarnation: str) -> None:
+        """Ping one now."""
+
+    def witness(
+        self,
+        who: Who,
+        tried: float,
+        addresses: tuple[str, ...],
+        witnesses: tuple[Who, ...],
+        patience: float,
+    ) -> None:
+        """Have others try to reach one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +99,19 @@ class Leader:
         store: Store,
         guard: Created,
         settings: Settings,
-        ask: Ask,
+        prober: Asks,
         plan: Callable[[ClusterView, float, Settings], tuple[Action, ...]] = plan,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._guard = guard
         self._settings = settings
-        self._ask = ask
+        self._prober = prober
         self._plan = plan
         self._clock = clock
         self._observer = Observer()
+        self._contacts = Contacts(settings.lease_ttl)
+        self._witnessed: dict[Who, float] = {}
         self._listed = False
         self._not_before = 0.0  # or until the watch says more
         self._refused_until = 0.0
@@ -92,6 +121,7 @@ class Leader:
         self._ask_again: dict[tuple[str, str], float] = {}
         self._waits: dict[str, tuple[str, float]] = {}
         self._unreadable: dict[str, str] = {}
+        self._held: dict[Who, str] = {}
 
     # ---- what comes in
 
@@ -105,6 +135,8 @@ class Leader:
         elif isinstance(event, Changed):
             for change in event.changes:
                 self._observer.change(change.key, change.kv, now)
+                if change.kv is not None:
+                    self._contacts.wrote(change.key, now)
             self._observer.revision = max(self._observer.revision, event.revision)
             self._not_before = 0.0
         self._report_unreadable()
@@ -114,6 +146,17 @@ class Leader:
         log.info("probe of %s (%s): %s, %s", said.node, said.incarnation, *_words(said))
         self._observer.verdict(said.node, said.incarnation, said.verdict, said.detail)
         self._ask_again[said.node, said.incarnation] = self._clock() + self._settings.probe
+
+    def contacted(self, said: Contacted) -> None:
+        """Take in how a watched node answers from now on."""
+        log.info("%s (%s): %s, %s", said.node, said.incarnation, said.line.name, said.detail)
+        self._contacts.contacted(said, self._clock())
+
+    def witnessed(self, said: Witnessed) -> None:
+        """Take in what another node says of one that doesn't answer."""
+        one = said.statement
+        log.info("%s says of %s: %s, %s", one.witness, said.node, one.answer.name, one.detail)
+        self._contacts.witnessed(said)
 
     def _report_unreadable(self) -> None:
         now_unreadable = self._observer.unreadable
@@ -128,8 +171,9 @@ class Leader:
         """What a decision would be made on now; None while not all records have been listed."""
         if not self._listed:
             return None
-        view = self._observer.view(no_eviction_before)
-        return Seen(view, self._observer.revision, self._clock(), self._settings)
+        now = self._clock()
+        view = self._contacts.at(self._observer.view(no_eviction_before), now)
+        return Seen(view, self._observer.revision, now, self._settings)
 
     # ---- what goes out
 
@@ -159,6 +203,10 @@ class Leader:
             self._evicting = True
             self._observer.forget_verdicts()
         view = self._observer.view(no_eviction_before)
+        targets = self._contacts.targets(view)
+        if targets is not None:
+            self._prober.watch(targets, self._settings.ping)
+        view = self._contacts.at(view, now)
         subject = "what was staged"
         try:
             undone = undo_staged(self._context(view))
@@ -169,6 +217,7 @@ class Leader:
                 return None
             actions = self._plan(view, now, self._settings)
             self._report_waits(actions)
+            self._report_held(actions)
             for action in actions:
                 subject = _subject(action)
                 try:
@@ -195,9 +244,12 @@ class Leader:
 
     def _carry_out(self, action: Action, view: ClusterView, now: float) -> None:
         if isinstance(action, Probe):
-            self._probe(action, now)
+            self._probe(action, view, now)
             return
-        if isinstance(action, Wait):
+        if isinstance(action, AskWitnesses):
+            self._ask_witnesses(action)
+            return
+        if isinstance(action, Wait | HoldBack):
             return
         for transaction in build(action, self._context(view)):
             self._commit(transaction)
@@ -230,13 +282,28 @@ class Leader:
         except StoreError as error:
             log.warning("the lease of dead node %s was not revoked: %s", action.node, error)
 
-    def _probe(self, action: Probe, now: float) -> None:
+    def _probe(self, action: Probe, view: ClusterView, now: float) -> None:
         who = (action.node, action.incarnation)
         if now < self._ask_again.get(who, -math.inf):
             return
-        self._ask_again[who] = math.inf  # until the answer comes
         log.info("probing %s (%s): %s", *who, action.reason, extra=_fields(action))
-        self._ask(*who, action.control_address, self._settings.probe)
+        if who not in view.suspects:
+            self._ask_again[who] = now + self._settings.probe
+            self._prober.hurry(*who)
+            return
+        self._ask_again[who] = math.inf  # until the answer comes
+        self._prober.probe(*who, action.control_address, self._settings.probe)
+
+    def _ask_witnesses(self, action: AskWitnesses) -> None:
+        who = (action.node, action.incarnation)
+        if self._witnessed.get(who) == action.tried:
+            return
+        self._witnessed[who] = action.tried
+        names = ", ".join(name for name, _ in action.witnesses)
+        log.info("asking %s about %s: %s", names, action.node, action.reason, extra=_fields(action))
+        self._prober.witness(
+            who, action.tried, action.addresses, action.witnesses, self._settings.ping
+        )
 
     def _report_waits(self, actions: tuple[Action, ...]) -> None:
         now = self._clock()
@@ -248,6 +315,15 @@ class Leader:
                 self._waits[job] = reason, now
         for job in self._waits.keys() - waits.keys():
             del self._waits[job]
+
+    def _report_held(self, actions: tuple[Action, ...]) -> None:
+        held = {
+            (one.node, one.incarnation): one.reason for one in actions if isinstance(one, HoldBack)
+        }
+        for (node, incarnation), reason in held.items():
+            if self._held.get((node, incarnation)) != reason:
+                log.warning("no verdict on %s (%s): %s", node, incarnation, reason)
+        self._held = held
 
 
 class Fenced(Exception):
@@ -287,5 +363,5 @@ def _subject(action: Action) -> str:
             return f"job {action.job}: status {action.status.state.name}"
         case UpdateIncident():
             return f"incident {action.incident.id}"
-        case Probe() | Wait():
+        case Probe() | AskWitnesses() | HoldBack() | Wait():
             return type(action).__name__

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from coordinator.controller.leader import Fenced, Leader, Seen
 from coordinator.model import Settings
-from coordinator.prober import Probed, Prober
+from coordinator.prober import Contacted, Probed, Prober, Witnessed
 from coordinator.store import (
     Changed,
     Created,
@@ -77,7 +77,7 @@ class _Look:
     answer: Future[Seen]
 
 
-_Event: TypeAlias = _Stop | _OfTerm | _Look | Probed
+_Event: TypeAlias = _Stop | _OfTerm | _Look | Probed | Contacted | Witnessed
 
 
 class NotLeading(Exception):
@@ -133,7 +133,7 @@ class Controller:
         settings: Settings,
         leading: Leadership,
         *,
-        prober: Callable[[Callable[[Probed], None]], Prober] = Prober,
+        prober: Callable[[Callable[[Probed | Contacted | Witnessed], None]], Prober] = Prober,
         clock: Callable[[], float] = time.monotonic,
         passed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -227,6 +227,12 @@ class Controller:
         elif isinstance(event, Probed):
             if self._leader is not None:
                 self._leader.probed(event)
+        elif isinstance(event, Contacted):
+            if self._leader is not None:
+                self._leader.contacted(event)
+        elif isinstance(event, Witnessed):
+            if self._leader is not None:
+                self._leader.witnessed(event)
         elif isinstance(event, _Look):
             self._show(event.answer)
         elif event.term == self._term:
@@ -301,11 +307,9 @@ class Controller:
     def _lead(self, guard: Created) -> None:
         log.info("elected: %s leads from revision %d on", self._candidate, guard.create_revision)
         term = self._term
-        self._leader = Leader(
-            self._store, guard, self._settings, self._prober.probe, clock=self._clock
-        )
+        self._leader = Leader(self._store, guard, self._settings, self._prober, clock=self._clock)
         self._leading.set(guard, lambda answer: self._events.put(_Look(answer)))
-        if math.isinf(self._no_eviction_before):
+        if self._no_eviction_before == math.inf:
             self._no_eviction_before = -math.inf  # an earlier term's watch saw the outage begin
             self._outage(self._clock())
         self._watch = self._store.watch(
@@ -322,6 +326,7 @@ class Controller:
     def _drop(self, *, revoke: bool) -> None:
         self._leading.set(None)
         self._leader = None
+        self._prober.watch({}, self._settings.ping)
         self._show_all()
         self._term += 1  # what is still on its way is void
         watch, self._watch = self._watch, None

@@ -15,7 +15,9 @@ from coordinator.controller.records import dump
 from coordinator.model import ClusterView, DeadIncarnation, Incident, SpareAssignment
 from coordinator.plan import (
     Action,
+    AskWitnesses,
     DeclareDead,
+    HoldBack,
     KeepWarm,
     Probe,
     SettleFlags,
@@ -84,7 +86,7 @@ def build(action: Action, context: Context) -> tuple[Transaction, ...]:
         case UpdateIncident():
             guard = _generation(action.incident.job, context)
             return (_one(context, [guard], _incident(action.incident, context)),)
-        case Probe() | Wait():
+        case Probe() | AskWitnesses() | HoldBack() | Wait():
             return ()
 
 

@@ -38,13 +38,25 @@ from coordinator.model.node import (
     Warm,
 )
 from coordinator.model.settings import Settings
-from coordinator.model.view import ClusterView, JobView, LiveNode, Suspect, Verdict
+from coordinator.model.view import (
+    Answer,
+    ClusterView,
+    Contact,
+    JobView,
+    Line,
+    LiveNode,
+    Statement,
+    Suspect,
+    Verdict,
+)
 
 __all__ = [
     "Ack",
+    "Answer",
     "Assignment",
     "Cause",
     "ClusterView",
+    "Contact",
     "DeadIncarnation",
     "Device",
     "DeviceKind",
@@ -58,6 +70,7 @@ __all__ = [
     "JobStatus",
     "JobView",
     "Leaver",
+    "Line",
     "LiveNode",
     "Node",
     "NodeFlags",
@@ -73,6 +86,7 @@ __all__ = [
     "SlotRank",
     "Source",
     "SpareAssignment",
+    "Statement",
     "StepPhase",
     "Suspect",
     "Trainer",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Seconds, all of them, unless the name says otherwise."""
+    """Seconds, all of them but ``disruption``, which is a share."""
 
     lease_ttl: float = 5.0
     """A node's and a leader's lease. After an outage of etcd no node is declared dead for this
@@ -19,6 +19,14 @@ class Settings:
 
     probe: float = 1.0
     """How long a suspected node may take to answer a direct probe."""
+
+    ping: float = 0.5
+    """Between two pings of a node with a place, and how long it may take to answer one, to accept
+    a new connection and to say who it is; a witness may take twice as long."""
+
+    disruption: float = 0.25
+    """The disruption budget: the share of the nodes, though at least one, that may be declared dead
+    within ``lease_ttl`` before their leases end. When more don't answer, their leases decide."""
 
     start: float = 300.0
     """How long a node may take to start the trainers of a slot."""

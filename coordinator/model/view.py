@@ -44,6 +44,69 @@ class Suspect:
     detail: str = ""
 
 
+class Answer(IntEnum):
+    """What another node said when it was asked to reach one that doesn't answer the leader."""
+
+    NONE = 0
+    """It could not be asked, or said nothing in time."""
+    ACCEPTED = 1
+    """A kernel accepts connections there."""
+    REFUSED = 2
+    """A kernel answers there, and nobody listens."""
+    SILENT = 3
+    """Nothing answers there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One witness' word."""
+
+    witness: str
+    answer: Answer
+    detail: str = ""
+
+
+class Line(IntEnum):
+    """How the leader's own connection to a node stands."""
+
+    ANSWERS = 0
+    """Pings come back, and the incarnation is the one that is meant."""
+    LOST = 1
+    """A ping has not come back, or the connection has ended: a new one is being tried."""
+    REFUSED = 2
+    """Nobody listens there any more: the machine's kernel itself says so."""
+    REPLACED = 3
+    """Another incarnation answers there."""
+    FROZEN = 4
+    """The kernel accepts connections, workerd says nothing."""
+    SILENT = 5
+    """Nothing answers."""
+    UNKNOWN = 6
+    """The leader itself has no way to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """How an incarnation with a place answers. The times are the leader's monotonic seconds.
+
+    There is none before it has answered this leader once: an address that never did may be wrong.
+    """
+
+    node: str
+    incarnation: str
+    addresses: tuple[str, ...] = ()
+    """host:port, on the control network first."""
+    line: Line = Line.ANSWERS
+    detail: str = ""
+    since: float = 0.0
+    """When it answered no more."""
+    tried: float = 0.0
+    """When the latest try to reach it began; ``said`` are the witnesses of that try."""
+    said: tuple[Statement, ...] = ()
+    wrote: float = float("-inf")
+    """When something that it has written itself was last seen in etcd, while it didn't answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobView:
     """One job. The ``*_at`` are this leader's monotonic seconds."""
@@ -91,6 +154,8 @@ class ClusterView:
     jobs: Mapping[str, JobView] = field(default_factory=dict)
     suspects: Mapping[tuple[str, str], Suspect] = field(default_factory=dict)
     """By (node, incarnation)."""
+    contacts: Mapping[tuple[str, str], Contact] = field(default_factory=dict)
+    """By (node, incarnation): with those declared dead in the last ``lease_ttl`` seconds."""
     no_eviction_before: float = float("-inf")
     """Monotonic: after an outage of etcd nobody is declared dead before this."""
 

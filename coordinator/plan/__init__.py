@@ -8,11 +8,14 @@ fails because the world moved on is simply decided anew.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from coordinator.model import ClusterView, JobView, Phase, Settings
 from coordinator.plan import (
     boundary,
     deaths,
     drain,
+    evidence,
     incidents,
     ladder,
     membership,
@@ -23,7 +26,9 @@ from coordinator.plan import (
 )
 from coordinator.plan.actions import (
     Action,
+    AskWitnesses,
     DeclareDead,
+    HoldBack,
     KeepWarm,
     Probe,
     SettleFlags,
@@ -37,7 +42,9 @@ from coordinator.plan.placement import in_turn
 
 __all__ = [
     "Action",
+    "AskWitnesses",
     "DeclareDead",
+    "HoldBack",
     "KeepWarm",
     "Probe",
     "SettleFlags",
@@ -59,7 +66,8 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
     actions: list[Action] = []
     kept = valve.owners(view)
     withheld: dict[str, list[Action]] = {}
-    for one in deaths.of_suspects(view, now):
+    judged = evidence.judge(view, now, settings)
+    for one in (*deaths.of_suspects(view, now), *deaths.of_contacts(view, judged)):
         if isinstance(one, DeclareDead) and (one.node, one.incarnation) in kept:
             withheld.setdefault(kept[one.node, one.incarnation], []).append(one)
         else:
@@ -67,7 +75,7 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
     taken: set[str] = set()
     for job in in_turn(view):
         name = job.job.spec.name
-        decided = _job(view, job, taken, now, settings)
+        decided = _job(view, job, taken, now, settings, judged)
         if job.job.recovery_paused:
             decided = list(valve.withhold(job, [*withheld.get(name, ()), *decided]))
         actions.extend(decided)
@@ -85,7 +93,12 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
 
 
 def _job(
-    view: ClusterView, job: JobView, taken: set[str], now: float, settings: Settings
+    view: ClusterView,
+    job: JobView,
+    taken: set[str],
+    now: float,
+    settings: Settings,
+    judged: Mapping[evidence.Who, evidence.Weighed],
 ) -> list[Action]:
     generation = job.generation
     if generation is not None and generation.phase.ended:
@@ -99,15 +112,16 @@ def _job(
         over = recover.finished(job)
         if over is not None:
             return [status.told(job, over)]
-    changed = ladder.change(view, job, taken, now, settings)
+    changed = ladder.change(view, job, taken, now, settings, judged)
     planned = changed if boundary.is_planned(changed, job) else None
     if changed is not None and planned is None:
         return [changed]
-    if generation.phase is not Phase.PAUSE:
+    # who doesn't answer may be why the group is broken: then it is replaced, not asked to join
+    if generation.phase is not Phase.PAUSE and not deaths.soon_known(job, judged):
         again = recover.broken(view, job, now, settings)
         if again is not None:
             return [again]
-    late = list(deaths.of_deadlines(view, job, now, settings))
+    late = list(deaths.of_deadlines(view, job, now, settings, judged))
     if late:
         return late
     if generation.phase is Phase.PAUSE:

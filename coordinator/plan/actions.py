@@ -11,12 +11,35 @@ from coordinator.model import Assignment, Generation, Incident, JobStatus, Slot
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a suspected incarnation directly whether it lives."""
+    """Ask a suspected incarnation directly, now, whether it lives."""
 
     node: str
     incarnation: str
     control_address: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskWitnesses:
+    """Have other nodes try to reach one that doesn't answer, once for each try of the leader's."""
+
+    node: str
+    incarnation: str
+    tried: float
+    addresses: tuple[str, ...]
+    witnesses: tuple[tuple[str, str], ...]
+    """Nodes and their incarnations."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBack:
+    """Give no verdict on an incarnation that doesn't answer: its lease decides. For people."""
+
+    node: str
+    incarnation: str
+    reason: str
+    over_budget: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +126,8 @@ class Wait:
 
 Action: TypeAlias = (
     Probe
+    | AskWitnesses
+    | HoldBack
     | DeclareDead
     | Transition
     | Unassign

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
-from coordinator.model import ClusterView, JobView, Phase, Settings, Slot, Verdict
-from coordinator.plan import holders
-from coordinator.plan.actions import Action, DeclareDead, Probe, Wait
+from coordinator.model import ClusterView, JobView, Line, Phase, Settings, Slot, Verdict
+from coordinator.plan import evidence, holders
+from coordinator.plan.actions import Action, AskWitnesses, DeclareDead, HoldBack, Probe, Wait
+from coordinator.plan.evidence import Judgement, Weighed, Who
 
 
 def of_suspects(view: ClusterView, now: float) -> Iterator[Action]:
@@ -28,8 +29,40 @@ def of_suspects(view: ClusterView, now: float) -> Iterator[Action]:
             yield Probe(node, incarnation, suspect.control_address, "its lease is gone")
 
 
-def undecided(view: ClusterView, job: JobView, now: float) -> list[Slot]:
-    """The members whose lease is gone too, and whose end is to be known in a moment.
+def of_contacts(view: ClusterView, judged: Mapping[Who, Weighed]) -> Iterator[Action]:
+    """Who doesn't answer, before its lease ends: declare it dead where that is plain.
+
+    Otherwise others are asked to try; and the owners are asked at once that have said nothing of a
+    group which others say is broken.
+    """
+    for (node, incarnation), weighed in judged.items():
+        contact = view.contacts[node, incarnation]
+        if weighed.judgement is Judgement.DEAD:
+            yield DeclareDead(node, incarnation, f"it does not answer: {weighed.reason}")
+        elif weighed.judgement is Judgement.HELD:
+            yield HoldBack(node, incarnation, weighed.reason, weighed.over_budget)
+        elif weighed.judgement is Judgement.OPEN and not contact.said:
+            asked = evidence.witnesses(view, node, incarnation)
+            if asked:
+                yield AskWitnesses(
+                    node, incarnation, contact.tried, contact.addresses, asked, weighed.reason
+                )
+    for job in view.jobs.values():
+        if job.broken_at is None or job.generation is None or job.generation.phase.ended:
+            continue
+        for slot in holders.members(job):
+            who = (slot.node, slot.incarnation)
+            known = view.contacts.get(who)
+            if known is None or known.line is not Line.ANSWERS or not view.alive(*who):
+                continue
+            if evidence.silent_in_broken(job, who):
+                yield Probe(*who, known.addresses[0], "its group is broken, it has not said so")
+
+
+def undecided(
+    view: ClusterView, job: JobView, now: float, judged: Mapping[Who, Weighed]
+) -> list[Slot]:
+    """The other members whose end is to be known in a moment.
 
     They are being asked, which a probe's deadline bounds, or are just declared dead. What fails
     together is then mended together: each generation has to be acknowledged by everybody.
@@ -38,15 +71,31 @@ def undecided(view: ClusterView, job: JobView, now: float) -> list[Slot]:
     if now >= view.no_eviction_before:
         soon.add(Verdict.DEAD)
     who = {who for who, one in view.suspects.items() if one.verdict in soon}
-    return (
-        [one for one in holders.members(job) if (one.node, one.incarnation) in who] if who else []
-    )
+    return [
+        one for one in (holders.members(job) if who else ()) if (one.node, one.incarnation) in who
+    ] + soon_known(job, judged)
+
+
+def soon_known(job: JobView, judged: Mapping[Who, Weighed]) -> list[Slot]:
+    """The members with a lease that don't answer, of whom more is known in a moment."""
+    soon = (Judgement.OPEN, Judgement.DEAD)
+    who = {who for who, one in judged.items() if one.judgement in soon}
+    return [
+        one for one in (holders.members(job) if who else ()) if (one.node, one.incarnation) in who
+    ]
 
 
 def of_deadlines(
-    view: ClusterView, job: JobView, now: float, settings: Settings
+    view: ClusterView,
+    job: JobView,
+    now: float,
+    settings: Settings,
+    judged: Mapping[Who, Weighed],
 ) -> Iterator[Action]:
-    """Who misses the deadline of a phase is lost itself (rule 7), but never as a last holder."""
+    """Who misses the deadline of a phase is lost itself (rule 7), but never as a last holder.
+
+    Nobody counts on those that don't answer; a verdict on them may be on its way already.
+    """
     generation = job.generation
     if generation is None or now < view.no_eviction_before:
         return
@@ -65,9 +114,17 @@ def of_deadlines(
                     late.append((slot, f"it has not restored within {settings.restore:g} s"))
                     break
     numbers = {slot.slot for slot, _ in late}
+    numbers |= {
+        one.slot
+        for one in (holders.owners(job) if judged and late else ())
+        if (one.node, one.incarnation) in judged
+    }
     nodes = {slot.node for slot, _ in late}
     for slot, why in late:
         if view.flags_of(slot.node).is_dead(slot.incarnation) or _is_kept(job, slot, nodes):
+            continue
+        known = judged.get((slot.node, slot.incarnation))
+        if known is not None and known.judgement is Judgement.DEAD:
             continue
         # before the first step there is nothing to lose: all begin anew
         if not holders.has_run(job) or holders.held_elsewhere(view, job, slot, numbers):

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from coordinator.model import ClusterView, JobView, Settings
+from coordinator.model import ClusterView, JobView, Line, Settings
 from coordinator.plan import holders
 from coordinator.plan.actions import (
     Action,
+    AskWitnesses,
     DeclareDead,
+    HoldBack,
     KeepWarm,
     Probe,
     SettleFlags,
@@ -73,6 +75,11 @@ def _told(*, view: ClusterView, actions: Iterator[Action] | tuple[Action, ...]) 
         match action:
             case Probe(node=node, reason=reason):
                 yield Told("probe", f"ask {node} whether it lives", reason, node=node)
+            case AskWitnesses(node=node, witnesses=witnesses, reason=reason):
+                names = " and ".join(one for one, _ in witnesses)
+                yield Told("probe", f"have {names} try to reach {node}", reason, node=node)
+            case HoldBack(node=node, incarnation=incarnation, reason=reason):
+                yield Told("held", f"no verdict on {node} ({incarnation})", reason, node=node)
             case DeclareDead(node=node, incarnation=incarnation, reason=reason):
                 what = f"declare {node} ({incarnation}) dead"
                 yield Told("death", what, reason, node=node)
@@ -112,4 +119,7 @@ def _owner(view: ClusterView, node: str, incarnation: str, ranks_per_node: int) 
     if suspect is not None:
         said = f": {suspect.detail}" if suspect.detail else ""
         return f"suspect, its lease is gone; its probe says {suspect.verdict.name}{said}"
+    contact = view.contacts.get((node, incarnation))
+    if contact is not None and contact.line is not Line.ANSWERS:
+        return f"suspect, it does not answer: {contact.line.name}, {contact.detail}"
     return unusable(view, node, ranks_per_node)

@@ -183,7 +183,7 @@ def held_elsewhere(view: ClusterView, job: JobView, slot: Slot, leaving: Set[int
 
     Rule 8: nobody that still answers is given up while it is the last holder of a position.
     """
-    left = held(view, job, slot)
+    left = held(view, job, slot) | held(view, job, slot, known=True)
     for other in leavers(view, job):
         left -= held(view, job, other, known=True)
     for other in owners(job):

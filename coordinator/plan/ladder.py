@@ -8,7 +8,7 @@ else it waits, paused. With enough hot spares it grows again.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from coordinator.model import (
     Cause,
@@ -24,6 +24,7 @@ from coordinator.plan import arrange, deaths, hang, holders, membership, reserve
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.arrange import Arrangement
 from coordinator.plan.builder import Builder
+from coordinator.plan.evidence import Weighed, Who
 from coordinator.plan.membership import Faults, describe, some
 from coordinator.plan.placement import candidates, unusable
 from coordinator.plan.spread import Pool
@@ -36,7 +37,12 @@ _REASONS = 16
 
 
 def change(
-    view: ClusterView, job: JobView, taken: Set[str], now: float, settings: Settings
+    view: ClusterView,
+    job: JobView,
+    taken: Set[str],
+    now: float,
+    settings: Settings,
+    judged: Mapping[Who, Weighed],
 ) -> Transition | Wait | None:
     """A generation that mends the faults, fills empty slots or grows; None when all is well."""
     current, spec = job.current, job.job.spec
@@ -49,11 +55,11 @@ def change(
     restarts = current.restarts + len(faults.ended)
     if faults.ended and (end := membership.failed(job, faults, restarts)):
         return end
-    others = deaths.undecided(view, job, now) if faults.lost else []
+    others = deaths.undecided(view, job, now, judged) if faults.lost else []
     if others:
         return Wait(
             spec.name,
-            f"the lease is gone of {reserves.names(others)} too: what a probe says is awaited",
+            f"{reserves.names(others)} may be dead too: what a probe says is awaited",
         )
     free = candidates(view, job.job, taken)
     found = arrange.arrange(view, job, free, frozenset(faults.lost))

@@ -55,24 +55,26 @@ def spec(
 
 
 @contextlib.contextmanager
-def running(nodes: int, *coordinator: str, devices: int = 1) -> Iterator[LocalCluster]:
+def running(
+    nodes: int, *coordinator: str, devices: int = 1, lease_ttl: float = LEASE_TTL
+) -> Iterator[LocalCluster]:
     """A cluster, of which nothing is left afterwards; its logs are shown when the test fails.
 
     ``coordinator``: more arguments for the coordinators.
     """
     with LocalCluster(
-        nodes=nodes, devices=devices, lease_ttl=LEASE_TTL, coordinator_arguments=coordinator
+        nodes=nodes, devices=devices, lease_ttl=lease_ttl, coordinator_arguments=coordinator
     ) as cluster:
         try:
             yield cluster
         except BaseException:
-            _show(cluster)
+            show(cluster)
             raise
     assert running_with(str(cluster.folder)) == []
     assert not cluster.folder.exists()
 
 
-def _show(cluster: LocalCluster) -> None:
+def show(cluster: LocalCluster) -> None:
     for event in cluster.admin.events():
         print(event.revision, event.kind, event.job, event.node, event.message)
     logs = [*cluster.folder.glob("*.log"), *cluster.trainer_logs("stderr")]

@@ -19,10 +19,22 @@ CONFIGURATIONS = {
 }
 """Replicas x shard positions, each with one spare node; or with none, down to fewer replicas."""
 
-SINGLE = ("crash", "reboot", "trainer", "hang", "cut", "mute", "glitch", "verdict", "late", "drain")
+SINGLE = (
+    "crash",
+    "reboot",
+    "trainer",
+    "hang",
+    "cut",
+    "mute",
+    "glitch",
+    "verdict",
+    "late",
+    "drain",
+    "misjudge",
+)
 """Kinds that are something by themselves. The others are about how another failure is met: a
-verdict on a suspect, a leader that changes or is slow while it writes."""
-OTHERS = ("misjudge", "lead", "stall")
+leader that changes or is slow while it writes."""
+OTHERS = ("lead", "stall")
 
 
 def single(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Shape]]:

@@ -17,6 +17,7 @@ from coordinator.controller.records import load
 from coordinator.controller.transactions import Context, Transaction
 from coordinator.model import (
     ClusterView,
+    Contact,
     DeadIncarnation,
     Generation,
     Incident,
@@ -24,6 +25,7 @@ from coordinator.model import (
     JobState,
     JobStatus,
     JobView,
+    Line,
     LiveNode,
     NodeFlags,
     Phase,
@@ -49,6 +51,7 @@ from tests.modelcheck.values import JOB, Control, Key, Violation, present
 from workerd.agent.state import JobOrders, Orders
 
 SETTINGS = Settings(
+    disruption=1,
     pause=1000,
     start=1000,
     restore=1000,
@@ -74,8 +77,8 @@ def view(
 ) -> ClusterView:
     """What the leader sees.
 
-    ``living``: the incarnation of each node that answers a probe, ``wrong`` is one that doesn't
-    although it could.
+    ``living``: the incarnation of each node that answers the leader, ``wrong`` is one that doesn't
+    although it could. (A frozen node answers here: it waits for its lease's end as one does.)
     """
     generation = control.generation
     slots = {slot.slot: slot for slot in control.slots if slot is not None}
@@ -101,13 +104,16 @@ def view(
     if generation is None or not generation.phase.ended:
         placed |= {(one.node, one.incarnation) for one in slots.values() if one.node}
     suspects = {}
+    contacts = {}
     for node, incarnation in placed:
-        live = held.get(node)
-        if live is not None and live.record.incarnation == incarnation:
-            continue
         if node in flags and flags[node].is_dead(incarnation):
             continue
         answers = living.get(node) == incarnation and wrong != (node, incarnation)
+        live = held.get(node)
+        if live is not None and live.record.incarnation == incarnation:
+            line = Line.ANSWERS if answers else Line.REFUSED
+            contacts[node, incarnation] = Contact(node, incarnation, (node,), line, "a ping")
+            continue
         verdict = Verdict.ALIVE if answers else Verdict.DEAD
         suspects[node, incarnation] = Suspect(node, incarnation, node, verdict, "a probe")
     return ClusterView(
@@ -117,6 +123,7 @@ def view(
         spares={one.node: one for one in control.spares if one is not None},
         jobs={JOB: job},
         suspects=suspects,
+        contacts=contacts,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from coordinator.model import NodeFlags, TrainerExit, Verdict
+from coordinator.model import Line, NodeFlags, TrainerExit, Verdict
 from coordinator.plan import DeclareDead, Transition, plan
 from tests.modelcheck import invariants, leader, machine
 from tests.modelcheck.leader import LATE, NOW, SETTINGS, SETTLED
@@ -35,9 +35,9 @@ FAULTS = (
 )
 """A machine is gone; it is gone and comes back at some time; a trainer ends; one stands still; a
 node is cut off from etcd; its workerd is silent; a group breaks although everybody is well; every
-deadline passes at once; a probe of a living node gets no answer; a node's write arrives late or
-never; another leads, while a write of the one before is still on its way; a leader's write is;
-an operator drains a node, which is no failure but meets with some."""
+deadline passes at once; a living node, with a lease or without, is taken for dead; a node's write
+arrives late or never; another leads, while a write of the one before is still on its way; a
+leader's write is; an operator drains a node, which is no failure but meets with some."""
 
 
 def moves(system: System, state: State) -> Iterator[Move]:
@@ -304,12 +304,10 @@ def _drained(system: System, state: State) -> Iterator[Move]:
 
 def _misjudged(system: System, state: State) -> Iterator[Move]:
     _, held, seen = system.view(state)
-    for who, suspect in seen.suspects.items():
-        if suspect.verdict is Verdict.DEAD:
-            continue
-        wrong = replace(
-            seen, suspects={**seen.suspects, who: replace(suspect, verdict=Verdict.DEAD)}
-        )
+    alive = [who for who, one in seen.suspects.items() if one.verdict is not Verdict.DEAD]
+    alive += [who for who, one in seen.contacts.items() if one.line is Line.ANSWERS]
+    for who in alive:
+        _, _, wrong = system.view(state, who)
         for action in plan(wrong, NOW, SETTINGS):
             if isinstance(action, DeclareDead) and (action.node, action.incarnation) == who:
                 choice = system.choice(action, state[CONTROL], held, wrong)

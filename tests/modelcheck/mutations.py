@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.controller import transactions
 from coordinator.model import JobView, Phase, RankAck, Slot, StepPhase, TrainerExit
-from coordinator.plan import boundary, deaths, holders, membership, recover
+from coordinator.plan import boundary, deaths, evidence, holders, membership, recover
 from coordinator.plan.actions import Transition
 from tests.modelcheck import checks
 from tests.modelcheck.system import System
@@ -182,9 +182,9 @@ def no_pause_deadline(patch: pytest.MonkeyPatch) -> None:
 def _deadline_only_in(patch: pytest.MonkeyPatch, phase: Phase) -> None:
     of_deadlines = deaths.of_deadlines
 
-    def some(view: Any, job: JobView, now: float, settings: Any) -> Any:
+    def some(view: Any, job: JobView, now: float, settings: Any, judged: Any) -> Any:
         if job.current.phase is phase:
-            yield from of_deadlines(view, job, now, settings)
+            yield from of_deadlines(view, job, now, settings, judged)
 
     patch.setattr(deaths, "of_deadlines", some)
 
@@ -219,6 +219,11 @@ def leaves_early(patch: pytest.MonkeyPatch) -> None:
 def no_boundary(patch: pytest.MonkeyPatch) -> None:
     """A planned change doesn't wait for a step's boundary."""
     patch.setattr(boundary, "reached", lambda *_: True)
+
+
+def last_holder_judged(patch: pytest.MonkeyPatch) -> None:
+    """A node is judged by what others see of it, although only it holds a state (rule 8)."""
+    patch.setattr(evidence, "_last_holder", lambda *_: False)
 
 
 def lives_on(patch: pytest.MonkeyPatch) -> None:
@@ -272,6 +277,12 @@ MUTATIONS = (
     Mutation("end not held", leaves_early, "LOST, although", _of("3 x 1")),
     Mutation("FINISHED early", ends_early, "FINISHED, but rank", _of("3 x 1")),
     Mutation("no regrouping", no_regroup, "no end", _of("3 x 1", "glitch")),
+    Mutation(
+        "last holder judged",
+        last_holder_judged,
+        "the last holder",
+        _of("2 x 2", "crash", "misjudge"),
+    ),
     Mutation("boundary ignored", no_boundary, "in vain", _of("3 x 1", "drain")),
     Mutation(
         "own death ignored",

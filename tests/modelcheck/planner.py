@@ -9,7 +9,9 @@ from coordinator.controller.transactions import Stale
 from coordinator.model import ClusterView, Generation, Phase
 from coordinator.plan import (
     Action,
+    AskWitnesses,
     DeclareDead,
+    HoldBack,
     KeepWarm,
     Probe,
     Transition,
@@ -82,25 +84,22 @@ class Planner:
         self._choices: dict[tuple[Action, int, tuple[int, ...]], Choice | None] = {}
 
     def decide(self, state: list[int] | State, now: float) -> Decision:
-        """What the planner says in a state: it sees the records, and who answers a probe."""
+        """What the planner says in a state: it sees the records, and who answers."""
         there = NODES + self.count
-        seen = [now, state[CONTROL], *state[there:]]
-        for number in range(self.count):
-            if state[there + number] == self.nothing:
-                seen[2 + number] = self._answers(state[NODES + number])
-        key = tuple(seen)
+        answers = map(self._answers, state[NODES:there])
+        key = (now, state[CONTROL], *state[there:], *answers)
         found = self._plans.get(key)
         if found is None:
             found = self._plans[key] = self._decided(state, now)
         return found
 
     def _answers(self, own: int) -> int:
-        """A number below 0 for what a machine that has no lease says to a probe."""
+        """A number for what a machine says to the leader."""
         found = self._living.get(own)
         if found is None:
             there = self.machines[own]
             said = there.local.incarnation if there.up else ""
-            found = self._living[own] = -1 - self._lives.number(said)
+            found = self._living[own] = self._lives.number(said)
         return found
 
     def view(
@@ -145,7 +144,7 @@ class Planner:
             for action in actions:
                 if leader.primary(action):
                     break  # what comes after it is decided anew once it is written
-                if not isinstance(action, Probe | Wait):
+                if not isinstance(action, Probe | AskWitnesses | HoldBack | Wait):
                     control = self._bookkept(action, control, held, seen)
             if control != number:
                 named = any(isinstance(one, KeepWarm) and one.job for one in actions)

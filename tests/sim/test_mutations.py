@@ -146,9 +146,9 @@ def no_restore_deadline(patch: pytest.MonkeyPatch) -> None:
     """RESTORE has no deadline."""
     of_deadlines = deaths.of_deadlines
 
-    def only_pause(view: Any, job: JobView, now: float, settings: Any) -> Any:
+    def only_pause(view: Any, job: JobView, now: float, settings: Any, judged: Any) -> Any:
         if job.current.phase is Phase.PAUSE:
-            yield from of_deadlines(view, job, now, settings)
+            yield from of_deadlines(view, job, now, settings, judged)
 
     patch.setattr(deaths, "of_deadlines", only_pause)
 

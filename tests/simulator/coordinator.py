@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.controller.loop import Controller, Leadership
@@ -101,6 +101,9 @@ class SimProber(Prober):
             self._to(Probed(node, incarnation, Verdict.DEAD, detail))
         else:
             self._to(Probed(node, incarnation, Verdict.ALIVE, f"{address} answers"))
+
+    def watch(self, targets: Mapping[tuple[str, str], str], patience: float) -> None:
+        return
 
     def close(self) -> None:
         return

@@ -87,7 +87,7 @@ class LocalCluster:
             self.folder = Path(tempfile.mkdtemp(prefix="hotspare-"))
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
             (self.folder / "tmp").mkdir()
-        self.etcd = Etcd(self.folder)
+        self.etcd = Etcd(self.folder, self._place("etcd")[1])
         stack.callback(self._end_processes)
         stack.callback(self.admin.close)
         self.etcd.start()
@@ -101,6 +101,10 @@ class LocalCluster:
         self.admin.start()
         self.wait_alive(self._names)
 
+    def _place(self, name: str) -> tuple[Sequence[str], str]:
+        """What stands before a process' command, and the address that it listens on."""
+        return (), "127.0.0.1"
+
     def _close(self) -> None:
         with signals_deferred():
             self._stack.close()
@@ -108,12 +112,14 @@ class LocalCluster:
     # ---- coordinators
 
     def _launch_coordinator(self, name: str) -> None:
+        before, host = self._place(name)
         self.coordinators[name] = Process(
             name,
             [
+                *before,
                 *(sys.executable, "-m", "coordinator"),
                 *("--etcd", self.etcd.address, "--prefix", PREFIX, "--id", name),
-                *("--listen", "127.0.0.1:0", "--lease-ttl", f"{self._ttl:g}"),
+                *("--listen", f"{host}:0", "--lease-ttl", f"{self._ttl:g}"),
                 *self._extra,
             ],
             self.folder / f"{name}.log",
@@ -158,12 +164,14 @@ class LocalCluster:
 
     def start_node(self, name: str, devices: int | None = None) -> None:
         """Start a node's workerd, or start it again; see :meth:`wait_alive`."""
+        before, host = self._place(name)
         self.nodes[name] = Process(
             name,
             [
+                *before,
                 *(sys.executable, "-m", "workerd"),
                 *("--etcd", self.etcd.address, "--prefix", PREFIX, "--node", name),
-                *("--listen", "127.0.0.1:0", "--data-address", "127.0.0.1"),
+                *("--listen", f"{host}:0", "--data-address", host),
                 *("--devices", f"cpu:{devices or self._devices}"),
                 *("--lease-ttl", f"{self._ttl:g}"),
                 *("--runtime-dir", str(self.runtime(name))),

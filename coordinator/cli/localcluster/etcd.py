@@ -31,17 +31,17 @@ def find_etcd() -> str:
 
 
 class Etcd:
-    """One member with its data in ``folder``, on 127.0.0.1."""
+    """One member with its data in ``folder``, on an address of this machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self._folder = folder
         self._program = find_etcd()
         # Bound here for as long as this object lives, without listening: Linux lets etcd bind the
         # same port, but gives it to nobody else, also while etcd is down.
-        self._held = [_hold(), _hold()]
+        self._held = [_hold(host), _hold(host)]
         client, peer = (one.getsockname()[1] for one in self._held)
-        self.address = f"127.0.0.1:{client}"
-        self._peer = f"http://127.0.0.1:{peer}"
+        self.address = f"{host}:{client}"
+        self._peer = f"http://{host}:{peer}"
         self._process: Process | None = None
 
     @property
@@ -108,8 +108,8 @@ class Etcd:
             one.close()
 
 
-def _hold() -> socket.socket:
+def _hold(host: str) -> socket.socket:
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held.bind((host, 0))
     return held

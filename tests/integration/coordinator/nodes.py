@@ -18,8 +18,13 @@ from coordinator.model import Device, DeviceKind, Node, Trainer, TrainerExit, Tr
 from coordinator.store import Absent, Created, Lease, Put, Store, StoreError, keys
 from protos import node_pb2, node_pb2_grpc
 from tests.integration.coordinator.processes import SOON, TTL
+from workerd.agent.probe import reach
 
 _PAUSE = threading.Event()  # never set: between looks
+_PINGED_OFTEN = (
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 
 
 class _Probed(node_pb2_grpc.NodeServiceServicer):
@@ -30,6 +35,11 @@ class _Probed(node_pb2_grpc.NodeServiceServicer):
         self, request: node_pb2.ProbeRequest, context: grpc.ServicerContext
     ) -> node_pb2.ProbeReply:
         return node_pb2.ProbeReply(node=self._node.name, incarnation=self._node.incarnation)
+
+    def Reach(
+        self, request: node_pb2.ReachRequest, context: grpc.ServicerContext
+    ) -> node_pb2.ReachReply:
+        return reach(request.addresses, request.timeout_ms / 1000)
 
 
 _INCARNATIONS = itertools.count(1)
@@ -58,7 +68,7 @@ class FakeNode:
         """Serve probes and register, as a new incarnation."""
         self.incarnation = f"i{next(_INCARNATIONS)}"
         self.state = {}
-        self.server = grpc.server(futures.ThreadPoolExecutor(2))
+        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=_PINGED_OFTEN)
         node_pb2_grpc.add_NodeServiceServicer_to_server(_Probed(self), self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()

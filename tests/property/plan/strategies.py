@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 
 from coordinator.model import (
     Ack,
+    Answer,
     Assignment,
     ClusterView,
+    Contact,
     DeadIncarnation,
     JobState,
     JobStatus,
     JobView,
     Leaver,
+    Line,
     NodeFlags,
     Phase,
     Progress,
@@ -24,6 +27,7 @@ from coordinator.model import (
     Rendezvous,
     Slot,
     SlotRank,
+    Statement,
     StepPhase,
     Suspect,
     Trainer,
@@ -233,7 +237,15 @@ def views(draw: st.DrawFn) -> tuple[ClusterView, float]:
                 )
                 record = replace(live.record, trainers=(over,))
                 view = replace(view, nodes={**view.nodes, slot.node: replace(live, record=record)})
-    return replace(view, suspects=suspects), draw(st.sampled_from([0.0, 1.0, 20.0, 1e6]))
+    contacts = {}
+    for name, live in view.nodes.items():
+        who = (name, live.record.incarnation)
+        line = draw(st.sampled_from([None, Line.ANSWERS, Line.ANSWERS, *Line]))
+        if line is not None:
+            said = draw(st.lists(st.builds(Statement, st.just("n9"), st.sampled_from(Answer))))
+            contacts[who] = Contact(*who, ("address",), line, "as seen", said=tuple(said))
+    view = replace(view, suspects=suspects, contacts=contacts)
+    return view, draw(st.sampled_from([0.0, 1.0, 20.0, 1e6]))
 
 
 @st.composite

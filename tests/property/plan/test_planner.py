@@ -13,6 +13,7 @@ from coordinator.model import (
     Cause,
     ClusterView,
     JobView,
+    Line,
     Phase,
     RankAck,
     Settings,
@@ -225,14 +226,15 @@ def test_lost_only_without_a_holder(shown: tuple[ClusterView, float]) -> None:
 @given(views())
 def test_a_verdict_leaves_every_position_a_holder(shown: tuple[ClusterView, float]) -> None:
     view, now = shown
-    actions = plan(view, now, SETTINGS)
+    actions = plan(view, now, replace(SETTINGS, disruption=1))
     judged = {
         (one.node, one.incarnation)
         for one in actions
         if isinstance(one, DeclareDead) and (one.node, one.incarnation) not in view.suspects
     }
     for job in view.jobs.values():
-        if job.generation is None or not holders.has_run(job):
+        ended = job.generation is None or job.generation.phase.ended
+        if ended or not holders.has_run(job):
             continue
         before, after = set(), set()
         for slot in holders.owners(job):
@@ -256,14 +258,18 @@ def test_nobody_is_declared_dead_twice_or_in_an_outage(
     shown: tuple[ClusterView, float],
 ) -> None:
     view, now = shown
-    for one in plan(view, now, SETTINGS):
+    declared = set()
+    for one in plan(view, now, replace(SETTINGS, disruption=1)):
         if isinstance(one, DeclareDead):
+            assert (one.node, one.incarnation) not in declared
+            declared.add((one.node, one.incarnation))
             assert not view.flags_of(one.node).is_dead(one.incarnation)
             live = view.nodes.get(one.node)
             replaced = live is not None and live.record.incarnation != one.incarnation
             assert replaced or now >= view.no_eviction_before
         if isinstance(one, Probe):
-            assert (one.node, one.incarnation) in view.suspects
+            who = (one.node, one.incarnation)
+            assert who in view.suspects or view.contacts[who].line is Line.ANSWERS
 
 
 @many

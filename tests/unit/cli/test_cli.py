@@ -105,7 +105,8 @@ def test_the_coordinator_s_help_names_every_setting(capsys: pytest.CaptureFixtur
     assert usage(coordinator_main, "--help") == 0
     text = capsys.readouterr().out
     for field in fields(Settings):
-        assert f"--{field.name.replace('_', '-')} SECONDS" in text
+        kind = "SHARE" if field.name == "disruption" else "SECONDS"
+        assert f"--{field.name.replace('_', '-')} {kind}" in text
         assert f"$HOTSPARE_{field.name.upper()}" in text
 
 

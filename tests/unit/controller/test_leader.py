@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import pytest
@@ -18,6 +18,7 @@ from coordinator.model import (
     ClusterView,
     JobState,
     JobStatus,
+    Line,
     Node,
     NodeFlags,
     Settings,
@@ -25,6 +26,7 @@ from coordinator.model import (
 )
 from coordinator.plan import (
     Action,
+    AskWitnesses,
     DeclareDead,
     KeepWarm,
     Probe,
@@ -32,7 +34,7 @@ from coordinator.plan import (
     UpdateStatus,
     Wait,
 )
-from coordinator.prober import Probed
+from coordinator.prober import Contacted, Probed
 from coordinator.store import (
     Change,
     Changed,
@@ -49,6 +51,7 @@ from coordinator.store import (
 )
 from coordinator.store.values import Guard, Write, holds
 
+Who = tuple[str, str]
 LEADER = Created("election/c1", 1)
 STATUS = UpdateStatus("demo", JobStatus(JobState.WAITING), "why")
 ALWAYS = float("-inf")
@@ -105,18 +108,40 @@ class Bench:
         self.memory = Memory()
         self.views: list[ClusterView] = []
         self.asked: list[tuple[str, str, str, float]] = []
+        self.watched: list[dict[Who, str]] = []
+        self.hurried: list[Who] = []
+        self.asked_about: list[tuple[Who, float, tuple[Who, ...]]] = []
         self.decide: Callable[[ClusterView], tuple[Action, ...]] = lambda view: ()
         self.leader = Leader(
             cast("Store", self.memory),
             LEADER,
             Settings(probe=0.05),
-            lambda *who: self.asked.append(who),
+            self,
             self._plan,
         )
 
     def _plan(self, view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...]:
         self.views.append(view)
         return self.decide(view)
+
+    def probe(self, node: str, incarnation: str, address: str, timeout: float) -> None:
+        self.asked.append((node, incarnation, address, timeout))
+
+    def watch(self, targets: Mapping[Who, str], patience: float) -> None:
+        self.watched.append(dict(targets))
+
+    def hurry(self, node: str, incarnation: str) -> None:
+        self.hurried.append((node, incarnation))
+
+    def witness(
+        self,
+        who: Who,
+        tried: float,
+        addresses: tuple[str, ...],
+        witnesses: tuple[Who, ...],
+        patience: float,
+    ) -> None:
+        self.asked_about.append((who, tried, witnesses))
 
     def listed(self) -> Bench:
         self.leader.take(Listed(self.memory.revision, dict(self.memory.items)))
@@ -284,6 +309,40 @@ def test_who_didn_t_answer_during_an_outage_is_asked_again_after_it(bench: Bench
     bench.act()
     assert verdict(bench) is Verdict.UNKNOWN
     assert len(bench.asked) == 2
+
+
+def test_who_has_a_place_is_watched(bench: Bench) -> None:
+    place(bench)
+    bench.listed().act()
+    bench.act()
+    assert bench.watched == [{("n0", "a"): "127.0.0.1:1"}]
+    bench.leader.contacted(Contacted("n0", "a", Line.ANSWERS, "it answers"))
+    bench.act()
+    assert bench.views[-1].contacts["n0", "a"].line is Line.ANSWERS
+
+
+def test_witnesses_are_asked_once_for_each_try(bench: Bench) -> None:
+    place(bench)
+    others = (("n1", "b"),)
+
+    def ask(tried: float) -> None:
+        asked = AskWitnesses("n0", "a", tried, ("127.0.0.1:1",), others, "silent")
+        bench.decide = lambda view: (asked,)
+        bench.act()
+
+    bench.listed()
+    ask(1.0)
+    ask(1.0)
+    ask(2.0)
+    assert bench.asked_about == [(("n0", "a"), 1.0, others), (("n0", "a"), 2.0, others)]
+
+
+def test_who_still_has_a_lease_is_pinged_at_once_but_not_too_often(bench: Bench) -> None:
+    place(bench)
+    bench.listed().decide = lambda view: (Probe("n0", "a", "127.0.0.1:1", "its group"),)
+    bench.act()
+    bench.act()
+    assert (bench.hurried, bench.asked) == ([("n0", "a")], [])
 
 
 @pytest.mark.parametrize(("apart", "told"), [(0.0, ["a", "b", "a"]), (1000.0, ["a"])])

@@ -15,10 +15,13 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from coordinator import model
 from coordinator.model import (
     Ack,
+    Answer,
     ClusterView,
+    Contact,
     Generation,
     JobState,
     JobView,
+    Line,
     LiveNode,
     Node,
     NodeFlags,
@@ -26,6 +29,7 @@ from coordinator.model import (
     RankAck,
     Rendezvous,
     Settings,
+    Statement,
     Suspect,
     Verdict,
     from_record,
@@ -35,10 +39,11 @@ from coordinator.model.node import DeadIncarnation
 from protos import incident_pb2, job_pb2, membership_pb2, node_pb2
 
 MODULES = (incident_pb2, job_pb2, membership_pb2, node_pb2)
-CALLS = {"ProbeRequest", "ProbeReply"}
+CALLS = {"ProbeRequest", "ProbeReply", "ReachRequest", "ReachReply"}
 """Messages of services: they are no records."""
-OWN = {ClusterView, JobView, LiveNode, Settings, Suspect}
+OWN = {ClusterView, Contact, JobView, LiveNode, Settings, Statement, Suspect}
 """Values that no record stands for."""
+OWN_ENUMS = {Answer, Line, Verdict}
 ENUM_NAMES = {"Device.Kind": "DeviceKind", "Trainer.State": "TrainerState"}
 ENUM_NAMES |= {"TrainerExit.FailureClass": "FailureClass"}
 ENUM_NAMES |= {"JobStatus.State": "JobState", "Incident.Cause": "Cause"}
@@ -57,6 +62,7 @@ ENUMS: dict[str, EnumDescriptor] = {
         *(
             inner
             for message in module.DESCRIPTOR.message_types_by_name.values()
+            if message.name not in CALLS
             for inner in message.enum_types
         ),
     )
@@ -81,7 +87,7 @@ def test_the_same_names() -> None:
     enums = {
         one.__name__
         for one in vars(model).values()
-        if isinstance(one, type) and issubclass(one, IntEnum) and one is not Verdict
+        if isinstance(one, type) and issubclass(one, IntEnum) and one not in OWN_ENUMS
     }
     assert enums == {ENUM_NAMES.get(name, name) for name in ENUMS}
 

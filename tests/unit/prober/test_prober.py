@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from typing import Any
 
 import grpc
 import pytest
@@ -26,14 +27,19 @@ class Workerd(node_pb2_grpc.NodeServiceServicer):
     ) -> node_pb2.ProbeReply:
         return node_pb2.ProbeReply(node="n0", incarnation="a", boot_id="b")
 
+    def Reach(
+        self, request: node_pb2.ReachRequest, context: grpc.ServicerContext
+    ) -> node_pb2.ReachReply:
+        raise NotImplementedError
+
 
 @pytest.fixture
-def verdicts() -> queue.Queue[Probed]:
+def verdicts() -> queue.Queue[Any]:
     return queue.Queue()
 
 
 @pytest.fixture
-def prober(verdicts: queue.Queue[Probed]) -> Iterator[Prober]:
+def prober(verdicts: queue.Queue[Any]) -> Iterator[Prober]:
     prober = Prober(verdicts.put)
     yield prober
     prober.close()
@@ -51,7 +57,7 @@ def workerd() -> Iterator[str]:
 
 
 def test_the_same_incarnation_answers(
-    prober: Prober, verdicts: queue.Queue[Probed], workerd: str
+    prober: Prober, verdicts: queue.Queue[Any], workerd: str
 ) -> None:
     prober.probe("n0", "a", workerd, SOON)
     assert verdicts.get(timeout=SOON) == Probed("n0", "a", Verdict.ALIVE, f"{workerd} answers")
@@ -59,7 +65,7 @@ def test_the_same_incarnation_answers(
 
 @pytest.mark.parametrize(("node", "incarnation"), [("n0", "old"), ("n1", "a")])
 def test_somebody_else_answers(
-    prober: Prober, verdicts: queue.Queue[Probed], workerd: str, node: str, incarnation: str
+    prober: Prober, verdicts: queue.Queue[Any], workerd: str, node: str, incarnation: str
 ) -> None:
     prober.probe(node, incarnation, workerd, SOON)
     said = verdicts.get(timeout=SOON)
@@ -68,7 +74,7 @@ def test_somebody_else_answers(
 
 
 def test_a_refused_connection_is_a_death_long_before_the_deadline(
-    prober: Prober, verdicts: queue.Queue[Probed]
+    prober: Prober, verdicts: queue.Queue[Any]
 ) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -80,7 +86,7 @@ def test_a_refused_connection_is_a_death_long_before_the_deadline(
 
 
 def test_a_reset_connection_is_a_death_long_before_the_deadline(
-    prober: Prober, verdicts: queue.Queue[Probed]
+    prober: Prober, verdicts: queue.Queue[Any]
 ) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -101,9 +107,7 @@ def test_a_reset_connection_is_a_death_long_before_the_deadline(
     assert said.verdict is Verdict.DEAD
 
 
-def test_silence_past_the_deadline_is_a_death(
-    prober: Prober, verdicts: queue.Queue[Probed]
-) -> None:
+def test_silence_past_the_deadline_is_a_death(prober: Prober, verdicts: queue.Queue[Any]) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -113,13 +117,13 @@ def test_silence_past_the_deadline_is_a_death(
 
 
 @pytest.mark.parametrize("address", ["", "nowhere"])
-def test_no_way_to_ask(prober: Prober, verdicts: queue.Queue[Probed], address: str) -> None:
+def test_no_way_to_ask(prober: Prober, verdicts: queue.Queue[Any], address: str) -> None:
     prober.probe("n0", "a", address, 2.0)
     assert verdicts.get(timeout=SOON).verdict is Verdict.DEAD
 
 
 def test_many_at_once_don_t_wait_for_one_another(
-    prober: Prober, verdicts: queue.Queue[Probed], workerd: str
+    prober: Prober, verdicts: queue.Queue[Any], workerd: str
 ) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -131,7 +135,7 @@ def test_many_at_once_don_t_wait_for_one_another(
         assert verdicts.get(timeout=SOON).node == "n0"
 
 
-def test_closing_ends_probes_without_a_verdict(verdicts: queue.Queue[Probed]) -> None:
+def test_closing_ends_probes_without_a_verdict(verdicts: queue.Queue[Any]) -> None:
     prober = Prober(verdicts.put)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
