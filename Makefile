@@ -10,6 +10,8 @@ ARGS ?=
 DAEMONS ?=
 # A folder of wheels for make install; without one, the package index is asked.
 export WHEELS
+# For the image of the compose cluster; without it, one is made from Debian's packages.
+export BASE
 # Of the simulated cluster, whose nodes have eight devices each.
 NODES ?= 2048
 HOURS ?= 24
@@ -51,6 +53,28 @@ test-systemd: setup wheels ## test the units under a real systemd, in containers
 		make iproute2 procps etcd-server etcd-client
 	@echo '==> pytest tests/systemd'
 	@$(IN) HOTSPARE_TEST_SYSTEMD=1 python -m pytest tests/systemd $(ARGS)
+
+.PHONY: image
+image: setup wheels ## build the image of the compose cluster: BASE=an image with Python
+	@deploy/dev/docker
+	@deploy/compose/image
+
+.PHONY: cluster-up
+cluster-up: image ## start a cluster of containers with docker-compose
+	@deploy/compose/cluster up
+
+.PHONY: cluster-demo
+cluster-demo: image ## kill a node's container under a job there, and watch it recover
+	@deploy/compose/cluster demo
+
+.PHONY: cluster-test
+cluster-test: image ## kill, pause and cut off containers of a cluster of its own
+	@echo '==> pytest tests/compose'
+	@$(IN) HOTSPARE_TEST_COMPOSE=1 python -m pytest tests/compose $(ARGS)
+
+.PHONY: cluster-down
+cluster-down: ## take the cluster of containers away
+	@deploy/compose/cluster down
 
 .PHONY: model-check
 model-check: setup ## explore all states of the protocol; takes hours
