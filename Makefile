@@ -78,7 +78,7 @@ cluster-down: ## take the cluster of containers away
 
 .PHONY: model-check
 model-check: setup ## explore all states of the protocol; takes hours
-	@$(IN) python -m tests.modelcheck $(ARGS)
+	@$(IN) python -m tests.modelcheck $(JOBS) $(ARGS)
 
 .PHONY: lint
 lint: setup ## check format, types, imports, dependencies, stubs, scripts

@@ -135,11 +135,13 @@ def progress(job: JobView, slot: Slot, local: int) -> RankProgress | None:
 
 def has_run(job: JobView) -> bool:
     """Whether there is work to lose: trainers may go on before RUNNING is recorded."""
+    if job.current.last_running_generation:
+        return True
     said = [one.step for ack in job.acks.values() for one in ack.ranks]
     said += [one.step for node in job.progress.values() for one in node.ranks]
     if job.status is not None:
         said.append(job.status.step)
-    return bool(job.current.last_running_generation) or any(step > 0 for step in said)
+    return any(step > 0 for step in said)
 
 
 def holds_state(job: JobView, slot: Slot, local: int) -> bool:

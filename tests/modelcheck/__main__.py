@@ -1,37 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole model check: ``python -m tests.modelcheck ['CONFIGURATION FAILURES']...``.
+"""The whole model check: ``python -m tests.modelcheck [JOBS ['CONFIGURATION FAILURES']...]``.
 
-A search that has too many states is cut short, and says so.
+JOBS searches at a time, each in a process of its own, whose memory goes with it. A search that has
+too many states is cut short, and says so.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 
 from tests.modelcheck import checks
 from tests.modelcheck.explore import Search
-from tests.modelcheck.values import Violation
+from tests.modelcheck.values import Shape, Violation
 
 
-def main() -> int:
+def search(one: tuple[str, str, Shape]) -> tuple[bool, str]:
+    """One search: whether it is complete and has found nothing, and its row."""
+    name, failures, shape = one
+    try:
+        result = Search(shape).run()
+    except Violation as error:
+        return False, f"{name:18} {failures:20} VIOLATION: {error}"
+    return result.complete, checks.row(name, failures, result)
+
+
+def main(jobs: int, wanted: list[str]) -> int:
     """Runs all searches whose row begins with one of the arguments.
 
     Returns 1 if one found something, or didn't end.
     """
-    wanted = sys.argv[1:] or [""]
-    failed = False
+    every = [
+        one
+        for one in (*checks.single(), *checks.pairs())
+        if any(f"{one[0]} {one[1]}".startswith(begin) for begin in wanted)
+    ]
     print(checks.HEAD, flush=True)
-    for name, failures, shape in [*checks.single(), *checks.pairs()]:
-        if not any(f"{name} {failures}".startswith(one) for one in wanted):
-            continue
-        try:
-            result = Search(shape).run()
-            print(checks.row(name, failures, result), flush=True)
-            failed = failed or not result.complete
-        except Violation as error:
-            failed = True
-            print(f"{name:18} {failures:20} VIOLATION: {error}", flush=True)
-    return int(failed)
+    failed = 0
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
+        for good, row in pool.imap_unordered(search, every):
+            print(row, flush=True)
+            failed += not good
+    print(f"{len(every)} searches, {failed} of them with a violation or cut short", flush=True)
+    return int(failed > 0)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main(int((*sys.argv[1:], "1")[0]), sys.argv[2:] or [""]))

@@ -269,6 +269,7 @@ def _loaded(kind: KeyKind, raw: bytes) -> Any:
             return replace(
                 record,
                 sources=() if record.phase >= Phase.RUNNING else record.sources,
+                changed_slots=() if record.phase >= Phase.RUNNING else record.changed_slots,
                 last_running_generation=min(record.last_running_generation, 1),
                 rendezvous_slots=(),
                 rendezvous=None if record.rendezvous is None else STORE,

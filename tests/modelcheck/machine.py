@@ -22,6 +22,7 @@ from coordinator.model import (
     RankProgress,
     TrainerExit,
 )
+from tests.modelcheck import past
 from tests.modelcheck.trainers import Effect, Trainers
 from tests.modelcheck.values import Key, Machine, Process, Violation
 from workerd.agent.actions import Action as NodeAction
@@ -89,8 +90,16 @@ class Turn(Trainers):
     def finished(self) -> tuple[Machine, Key | None, tuple[Effect, ...]]:
         """What has become of it."""
         self._decide()
-        machine = self.machine._replace(processes=tuple(self._processes.values()))
+        machine = past.machine(self._whole())
+        if machine != self.machine:
+            self.machine = machine
+            self._processes = {one.instance: one for one in machine.processes}
+            self._decide()
+            machine = self._whole()
         return machine, self.key, tuple(self.effects)
+
+    def _whole(self) -> Machine:
+        return self.machine._replace(processes=tuple(self._processes.values()))
 
     def happen(self, event: Event) -> None:
         """Let it happen."""

@@ -110,14 +110,11 @@ def _agreement(system: System, state: State, number: int, me: Process) -> Iterat
     if group is None:
         return
     event: Event
-    level, mine = 3 * standing.step + 1, group.levels[me.rank]
-    replica = system.replica[me.rank]
-    if len(replica) > 1 and mine == level:
-        if not group.broken and system.entered(group, replica, level):
-            event = ("agree", me.instance)
-            yield (("agree", number, me.instance, standing.step), system.turn(state, number, event))
+    along, agreed = system.agreement(group, me.rank, standing.step)
+    if along:
+        event = ("agree", me.instance)
+        yield (("agree", number, me.instance, standing.step), system.turn(state, number, event))
         return
-    agreed = not group.broken and system.entered(group, system.dp[me.rank], mine)
     stop = group.wish == standing.step
     if phases.may_update(standing, agreed, stop).do is Do.GO:
         invariants.may_update(group, me, standing.step)
@@ -181,9 +178,10 @@ def mends(system: System, state: State) -> Iterator[Move]:
                 lease=there.lease,
                 lives=there.lives + 1,
             )
+            # it registers at once: until then nobody could tell it from one that is still away
             new = list(state)
             new[NODES + number] = system.machines.number(again)
-            yield (("back", number), system.rest_in(new))
+            yield (("back", number), system.turn(tuple(new), number, ("register",)))
 
 
 def overdue(system: System, state: State, *, early: bool = False) -> State | None:

@@ -244,7 +244,7 @@ def _of(shape: str, *kinds: str, **more: Any) -> Shape:
 DIFFERENT = "would go on from different s"
 MUTATIONS = (
     Mutation("fence dropped", no_fence, "the record goes from", _of("3 x 1", "crash", "lead")),
-    Mutation("stale ack taken", stale_acks, "LOST|refuses", _of("3 x 1", "crash")),
+    Mutation("stale ack taken", stale_acks, "of another generation", _of("3 x 1", "crash")),
     Mutation("S is the lowest", lowest_step, "can't reach", _of("3 x 1", "crash")),
     Mutation("freeze not atomic", loose_freeze, "after it has ack", _of("3 x 1", "crash")),
     Mutation("instance ignored", any_instance, "FAILED", _of("3 x 1", "trainer", spares=0)),

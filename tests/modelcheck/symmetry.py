@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from coordinator.model import Generation
 from tests.modelcheck.leader import Jobs
+from tests.modelcheck.past import Unread
 from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Planner, State
 from tests.modelcheck.values import Control, Group, Process, Table
 from workerd.protocol.phases import Standing
@@ -223,7 +224,7 @@ def _rename(value: Any, names: Names, field: str) -> Any:
     if type(value) is int:
         numbers = _NUMBERS.get(field)
         return value if numbers is None or value < 0 else numbers(names)[value]
-    if value is None or isinstance(value, int | float | Standing):
+    if value is None or isinstance(value, int | float | Standing | Unread):
         return value
     if isinstance(value, Jobs):
         return Jobs({key: _rename(one, names, "") for key, one in value.items()})

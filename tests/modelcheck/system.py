@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from coordinator.model import Job, NodeFlags
-from tests.modelcheck import invariants, leader, machine
+from tests.modelcheck import invariants, leader, machine, past
+from tests.modelcheck.groups import Groups, may_update
 from tests.modelcheck.leader import NOW
 from tests.modelcheck.machine import Event, Turn
-from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Choice, Planner, State
+from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Choice, State
 from tests.modelcheck.symmetry import Symmetry
 from tests.modelcheck.trainers import Effect
 from tests.modelcheck.values import (
@@ -59,32 +60,21 @@ class Node(NamedTuple):
     """How many writes of it are held up and could arrive."""
     rested: int
     """The machine, once it has read what makes it do nothing."""
+    kept: int
+    """Its keys, without what is over."""
 
 
-class System(Planner):
+class System(Groups):
     """All rules, and all that is remembered of them."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        spec = self.spec
         if not shape.from_start:  # there the lowest rank's own state is the job's
             self.symmetry = Symmetry(self)
-        ranks = range(spec.ranks)
-        self.dp = [
-            [one for one in ranks if spec.shard_position(one) == spec.shard_position(rank)]
-            for rank in ranks
-        ]
-        self.replica = [
-            [one for one in ranks if spec.replica(one) == spec.replica(rank)] for rank in ranks
-        ]
-        self.alone = self.networks.number(())
         self._turns: dict[tuple[Any, ...], Turned] = {}
         self._nodes: list[dict[tuple[int, int, int], Node]] = [{} for _ in self.names]
         self._effects: dict[tuple[int, Effect], int] = {}
         self._options: dict[int, tuple[Label, ...]] = {}
-        self._active: dict[int, tuple[tuple[int, str], ...]] = {}
-        self._needed: dict[int, int] = {}
-        self._cleared: dict[tuple[int, int], int] = {}
 
     # ---- the beginning
 
@@ -158,13 +148,14 @@ class System(Planner):
                 try:
                     after, held_then, effects = self._turned(own, key, ("read", orders))
                 except Violation as error:
-                    return Node(lost, registers, error, writes, own)
+                    return Node(lost, registers, error, writes, own, key)
                 same = self.machines[after].processes == there.processes
                 if same and held_then == key and not effects:
                     rested = after
                 else:
                     read = (after, held_then, effects)
-        return Node(lost, registers, read, writes, rested)
+        kept = key if held is None else self.keys.number(past.key(held, self.generation(control)))
+        return Node(lost, registers, read, writes, rested, kept)
 
     def settled(self, state: State, number: int, turned: Turned) -> State:
         """What follows at once from what has become of a machine."""
@@ -183,9 +174,9 @@ class System(Planner):
             at = NODES + number
             own, key = new[at], new[at + count]
             found = nodes.get((own, key, control)) or self.node(number, own, key, control)
-            new[at] = found.rested
+            new[at], new[at + count] = found.rested, found.kept
         if new[NETWORK] != self.alone:
-            self._forget(new)
+            self.forget(new)
         return tuple(new)
 
     def booked(self, state: State) -> list[State]:
@@ -250,53 +241,6 @@ class System(Planner):
                     new[at], new[at + self.count] = result[0], result[1]
                     todo.extend(result[2])
 
-    def group(self, network: int, number: int) -> Group | None:
-        """The group of a generation."""
-        for group in self.networks[network]:
-            if group.number == number:
-                return group
-        return None
-
-    def entered(self, group: Group, ranks: list[int], level: int) -> bool:
-        """Whether all of these ranks have entered that many collectives."""
-        return all(group.levels[rank] >= level for rank in ranks if rank in group.members)
-
-    def all_at(self, group: Group, ranks: list[int], level: int) -> bool:
-        """Whether all of these ranks have come so far that their gradients can be reduced."""
-        return all(group.levels[rank] >= level for rank in ranks if rank in group.members)
-
-    def active(self, own: int) -> tuple[tuple[int, str], ...]:
-        """(generation, instance) of the trainers of a machine that keep a group's connections."""
-        found = self._active.get(own)
-        if found is None:
-            active = []
-            for process in self.machines[own].processes:
-                number = _in_group(process)
-                if number and process.broken < number:
-                    active.append((number, process.instance))
-            found = self._active[own] = tuple(active)
-        return found
-
-    def _forget(self, new: list[int]) -> None:
-        """Groups in which nobody can do anything any more."""
-        needed = 0
-        for own in new[NODES : NODES + self.count]:
-            mine = self._needed.get(own)
-            if mine is None:
-                mine = 0
-                for one in self.machines[own].processes:
-                    if not one.hung:
-                        mine |= 1 << _in_group(one)
-                self._needed[own] = mine
-            needed |= mine
-        key = (new[NETWORK], needed)
-        found = self._cleared.get(key)
-        if found is None:
-            network = self.networks[new[NETWORK]]
-            kept = tuple(one for one in network if needed >> one.number & 1)
-            found = self._cleared[key] = self.networks.number(kept)
-        new[NETWORK] = found
-
     # ---- the leader
 
     def lead(self, state: State, choice: Choice) -> State:
@@ -324,7 +268,7 @@ class System(Planner):
         standing = me.standing
         if not standing.ready:
             yield ("ready", me.instance)
-        if _may_update(me) and me.broken < standing.joined:
+        if may_update(me) and me.broken < standing.joined:
             yield ("update", me)
         if standing.stopped > standing.joined:
             if standing.restored != standing.stopped:
@@ -355,39 +299,3 @@ class System(Planner):
                 verdict = phases.may_serve(source.standing, standing.stopped, standing.resume_step)
                 return source if verdict.do is Do.GO else None
         return None
-
-    def broken(self, state: State, me: Process, number: int) -> bool:
-        """Whether a rank can see that a group has broken, and somebody has to say so."""
-        generation = self.controls[state[CONTROL]].generation
-        if generation is None or generation.generation != number:
-            return False
-        for key in state[NODES + self.count :]:
-            held = self.keys[key]
-            if held is not None and held.progress is not None:
-                for one in held.progress.ranks:
-                    if one.broken_generation == number:
-                        return False
-        group = self.group(state[NETWORK], number)
-        if group is None:
-            return False
-        if group.broken:
-            return True
-        there = {one for own in state[NODES : NODES + self.count] for one in self.active(own)}
-        return any(one is not None and (number, one.instance) not in there for one in group.arrived)
-
-
-def _may_update(process: Process) -> bool:
-    """Whether a rank could begin to update by the agreement of its group."""
-    standing = process.standing
-    if standing.phase is not StepPhase.PREPARED or 0 < standing.resume_step == standing.step + 1:
-        return False
-    return phases.may_update(standing, agreed=True).do is Do.GO
-
-
-def _in_group(process: Process) -> int:
-    """The generation in whose group a process is, or waits for the others; 0 for none."""
-    standing = process.standing
-    if standing.stopped <= standing.joined or _may_update(process):
-        return standing.joined
-    waits = process.arrived == standing.stopped and not process.reserve
-    return standing.stopped if waits else 0

@@ -13,7 +13,6 @@ import pytest
 
 from tests.modelcheck import checks
 from tests.modelcheck.explore import Search
-from tests.modelcheck.symmetry import Symmetry
 from tests.modelcheck.values import Shape
 
 
@@ -30,16 +29,3 @@ def test_all_states(
     assert result.complete
     if len(shape.faults) < 2:
         assert set(result.ends) == {"FINISHED"}
-
-
-@pytest.mark.parametrize("kind", ["crash", "hang"])
-def test_renaming_leaves_nothing_out(kind: str) -> None:
-    """Without it, every state that is reached has its like among those that are reached with it."""
-    shape = checks.with_faults(checks.CONFIGURATIONS["3 x 1 to 1"], kind)
-    plain = Search(shape)
-    plain.system.symmetry = None
-    plain.run()
-    plain.system.symmetry = Symmetry(plain.system)
-    named = Search(shape)
-    assert named.run().states == len({plain.system.symmetry.canonical(one) for one in plain.states})
-    assert len(plain.states) > 2 * len(named.states)
