@@ -7,6 +7,7 @@ import argparse
 import logging
 import math
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -160,6 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.log_level,
         "%(asctime)s %(levelname)-7s %(threadName)s %(name)s: %(message)s",
     )
+    # A connection to every node; what the system allows at first is often 1,024 descriptors.
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
     name = given.id or f"c-{secrets.token_hex(4)}"
     return _run(given.etcd, given.prefix, name, given.listen, settings)

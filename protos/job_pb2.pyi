@@ -198,12 +198,15 @@ class JobStatus(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     state: Global___JobStatus.State.ValueType
     reason: _builtins.str
     replicas: _builtins.int
     """running now"""
     step: _builtins.int
     generation: _builtins.int
+    held: _builtins.str
+    """nodes that don't answer and aren't declared dead before their leases end: why"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the final state, per shard position; only when FINISHED"""
@@ -217,10 +220,11 @@ class JobStatus(_message.Message):
         step: _builtins.int = ...,
         generation: _builtins.int = ...,
         digests: _abc.Iterable[_builtins.str] | None = ...,
+        held: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "generation", b"generation", "reason", b"reason", "replicas", b"replicas", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "generation", b"generation", "held", b"held", "reason", b"reason", "replicas", b"replicas", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -191,7 +191,14 @@ def _generation(name: str, old: Generation | None, new: Generation | None) -> It
 
 
 def _status(name: str, old: JobStatus | None, new: JobStatus | None) -> Iterator[Happening]:
-    if new is None or new.state is not JobState.WAITING:
+    if new is None:
+        return
+    was = old.held if old is not None else ""
+    if new.held and not was:
+        yield Happening("verdict.held", new.held, job=name)
+    elif was and not new.held:
+        yield Happening("verdict.held.cleared", f"no longer: {was}", job=name)
+    if new.state is not JobState.WAITING:
         return
     if old is None or (old.state, old.reason) != (new.state, new.reason):
         yield Happening("job.waiting", new.reason, job=name)

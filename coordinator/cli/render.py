@@ -87,6 +87,8 @@ def job(answer: admin_pb2.JobDescription) -> str:
         facts.append(("stop", answer.job.stop))
     if answer.job.recovery_paused:
         facts.append(("recovery", f"paused: {answer.job.recovery_paused}"))
+    if status.held:
+        facts.append(("no verdict", status.held))
     rate = _rate(answer)
     facts.append(("step", f"{status.step}" + (f", {rate:.2f} steps/s" if rate else "")))
     phase = membership_pb2.Phase.Name(generation.phase) if generation.generation else "none yet"

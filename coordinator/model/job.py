@@ -116,3 +116,4 @@ class JobStatus:
     step: int = 0
     generation: int = 0
     digests: tuple[str, ...] = ()
+    held: str = ""

@@ -83,7 +83,8 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
         for move in moves:
             taken.update(place.node for place in move.assign)
         wait = next((one for one in decided if isinstance(one, Wait)), None)
-        written = None if moves else status.update(job, wait, now, settings)
+        held = deaths.held(job, judged)
+        written = None if moves else status.update(job, wait, now, settings, held)
         if written is not None:
             actions.append(written)
     actions.extend(warm.leftovers(view))

@@ -10,6 +10,9 @@ from coordinator.plan import evidence, holders
 from coordinator.plan.actions import Action, AskWitnesses, DeclareDead, HoldBack, Probe, Wait
 from coordinator.plan.evidence import Judgement, Weighed, Who
 
+_NAMED = 3
+"""How many nodes a status names: it must not grow with what doesn't answer."""
+
 
 def of_suspects(view: ClusterView, now: float) -> Iterator[Action]:
     """Probe every incarnation whose lease is gone; declare dead who doesn't answer."""
@@ -74,6 +77,17 @@ def undecided(
     return [
         one for one in (holders.members(job) if who else ()) if (one.node, one.incarnation) in who
     ] + soon_known(job, judged)
+
+
+def held(job: JobView, judged: Mapping[Who, Weighed]) -> str:
+    """The members on which no verdict is given for now, and why; in the order of their slots."""
+    said = []
+    for slot in holders.members(job) if judged else ():
+        one = judged.get((slot.node, slot.incarnation))
+        if one is not None and one.judgement is Judgement.HELD:
+            said.append(f"{slot.node}: {one.reason}")
+    more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
+    return "; ".join(said[:_NAMED]) + more
 
 
 def soon_known(job: JobView, judged: Mapping[Who, Weighed]) -> list[Slot]:

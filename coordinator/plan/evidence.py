@@ -78,11 +78,6 @@ def weigh(contact: Contact, around: Circumstances, now: float, settings: Setting
         return Weighed(judgement, reason)
     if around.outage:
         return Weighed(Judgement.HELD, f"{reason}; but etcd has only just come back")
-    if around.last_holder:
-        return Weighed(
-            Judgement.HELD,
-            f"{reason}; but nobody else is known to hold its shard position: its lease decides",
-        )
     if around.down > around.budget:
         return Weighed(
             Judgement.HELD,
@@ -90,6 +85,11 @@ def weigh(contact: Contact, around: Circumstances, now: float, settings: Setting
             f"budget of {around.budget}: this coordinator may be the one that is cut off, "
             "their leases decide",
             over_budget=True,
+        )
+    if around.last_holder:
+        return Weighed(
+            Judgement.HELD,
+            f"{reason}; but nobody else is known to hold its shard position: its lease decides",
         )
     return Weighed(Judgement.DEAD, reason)
 

@@ -17,8 +17,12 @@ _ENDED = {
 }
 
 
-def of(job: JobView, wait: Wait | None) -> JobStatus:
-    """The status of a job; ``wait`` is what the planner says that it waits for, if anything."""
+def of(job: JobView, wait: Wait | None, held: str = "") -> JobStatus:
+    """The status of a job.
+
+    ``wait`` is what the planner says that it waits for, if anything, ``held`` why some of its nodes
+    that don't answer aren't declared dead.
+    """
     generation = job.generation
     state, reason, replicas = _state(job, wait)
     if generation is None:
@@ -28,7 +32,8 @@ def of(job: JobView, wait: Wait | None) -> JobStatus:
         step = max(step, job.status.step)
     finished = generation.phase is Phase.FINISHED
     digests = recover.final_digests(job) if finished else ()
-    return JobStatus(state, reason, replicas, step, generation.generation, digests)
+    held = "" if state.ended else held
+    return JobStatus(state, reason, replicas, step, generation.generation, digests, held)
 
 
 def _state(job: JobView, wait: Wait | None) -> tuple[JobState, str, int]:
@@ -61,7 +66,9 @@ def told(job: JobView, end: Transition) -> Transition:
     return replace(end, status=of(replace(job, generation=end.generation), None))
 
 
-def update(job: JobView, wait: Wait | None, now: float, settings: Settings) -> UpdateStatus | None:
+def update(
+    job: JobView, wait: Wait | None, now: float, settings: Settings, held: str = ""
+) -> UpdateStatus | None:
     """The status to write, if it differs: a change of state at once, the rest at its interval."""
     old = job.status
     state, _, _ = _state(job, wait)
@@ -72,7 +79,7 @@ def update(job: JobView, wait: Wait | None, now: float, settings: Settings) -> U
     same = old is not None and (old.state, old.generation) == (state, number)
     if same and now - job.status_at < settings.status:
         return None  # before the step is looked for among all ranks
-    new = of(job, wait)
+    new = of(job, wait, held)
     if new == old:
         return None
     name = job.job.spec.name

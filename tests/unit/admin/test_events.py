@@ -194,6 +194,12 @@ def test_waiting_says_for_what() -> None:
     assert kinds(key, waits, replace(waits, reason="needs 1 node")) == ["job.waiting"]
     assert not told(key, waits, replace(waits, step=1))
     assert not told(key, waits, JobStatus(JobState.RUNNING, step=1))
+    held = JobStatus(JobState.RUNNING, held="n1: frozen")
+    assert told(key, JobStatus(JobState.RUNNING), held) == [
+        Happening("verdict.held", "n1: frozen", "demo")
+    ]
+    assert not told(key, held, replace(held, held="n1: frozen; n2: frozen"))
+    assert kinds(key, held, JobStatus(JobState.RUNNING)) == ["verdict.held.cleared"]
 
 
 def test_incidents() -> None:

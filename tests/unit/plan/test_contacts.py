@@ -12,13 +12,14 @@ from coordinator.model import (
     Answer,
     ClusterView,
     Contact,
+    JobState,
     JobView,
     Line,
     Phase,
     Statement,
     Verdict,
 )
-from coordinator.plan import AskWitnesses, DeclareDead, Probe, Transition, Wait, plan
+from coordinator.plan import AskWitnesses, DeclareDead, Probe, Transition, UpdateStatus, Wait, plan
 from coordinator.plan.explain import actions, notes
 from tests.unit.plan.views import JOB, SETTINGS, acked, cluster, none, of, running, said, spec, the
 
@@ -170,6 +171,17 @@ def test_an_operator_s_pause_holds_a_verdict_back() -> None:
     view = seen(cluster(job), {"n1": Line.REFUSED})
     assert none(view, DeclareDead)
     assert "declare n1" in the(Wait, view).reason
+
+
+def test_a_job_s_status_says_on_whom_no_verdict_is_given() -> None:
+    lines = {f"n{number}": Line.REFUSED for number in range(4)}
+    status = the(UpdateStatus, seen(cluster(four()), lines)).status
+    assert status.state is JobState.RUNNING
+    assert "n0: n0 is REFUSED; but 4 nodes don't answer" in status.held
+    assert "disruption budget of 1" in status.held
+    assert "and 1 more" in status.held
+    calm = seen(cluster(replace(four(), status=status)), {})
+    assert the(UpdateStatus, calm).status.held == ""
 
 
 def test_operators_are_told_what_is_known() -> None:
