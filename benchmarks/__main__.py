@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import kills, overhead, pull, recovery, scale, soak
+from benchmarks import detection, kills, overhead, pull, recovery, scale, soak
 from benchmarks.scale import rendezvous
 from benchmarks.table import Row, table
 
@@ -21,6 +21,7 @@ _FILE = Path(__file__).resolve().parents[1] / "build" / "bench.json"
 _BENCHMARKS: dict[str, Callable[[], list[Row]]] = {
     "recovery.process": recovery.process,
     "recovery.node": recovery.node,
+    "detection": detection.rows,
     "overhead": overhead.rows,
     "pull": pull.rows,
     "soak": soak.rows,

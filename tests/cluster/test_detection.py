@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from benchmarks.wires import WiredCluster
 from coordinator.cli.localcluster import LocalCluster
 from coordinator.model import Cause
 from tests.cluster.support import Run, reached, running, spec, wait_until
-from tests.cluster.wires import WiredCluster, wired
+from tests.cluster.wires import wired
 
 TTL = 120.0
 """Seconds: whoever is found dead within the time of a test has not been waited for."""

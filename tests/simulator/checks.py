@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from coordinator.controller.records import load
-from coordinator.model import Assignment, Generation, Phase, Slot
+from coordinator.model import Assignment, Generation, NodeFlags, Phase, Slot
 from coordinator.store import KeyKind, keys
 from tests.simulator.etcd import Change
 from tests.simulator.group import Violation
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.simulator.cluster import Cluster
 
 
+_OLD = 3.0  # seconds
 _FORGOTTEN = 1500.0  # seconds after which a fault that has hurt nobody won't
 
 
@@ -86,6 +87,8 @@ class Checks:
                 elif key.startswith(self._job + "slots/"):
                     self._slot(int(key.rpartition("/")[2]), self._load(KeyKind.SLOT, change))
                     slots = True
+            elif key.startswith(self.cluster.prefix + keys.FLAGS):
+                self._judged(key.rpartition("/")[2], change, now)
             elif key.startswith(self.cluster.prefix + keys.ASSIGNMENTS):
                 self._assign(key.rpartition("/")[2], self._load(KeyKind.ASSIGNMENT, change))
         if generation is not None:
@@ -111,6 +114,18 @@ class Checks:
             self._assigned[node] = value
 
     # ---- the leader's writes
+
+    def _judged(self, name: str, change: Change, now: float) -> None:
+        """Who is declared dead for not answering, before its lease ends, has no machine or no line.
+
+        What is judged may be a few pings old. Where workerd alone is silent, the kernel answers.
+        """
+        flags: NodeFlags | None = self._load(KeyKind.FLAGS, change)
+        node = self.cluster.nodes[name]
+        well = node.up and not node.isolated and now - node.reached_since > _OLD
+        for one in flags.dead[-1:] if flags is not None and well else ():
+            if one.incarnation == node.incarnation and one.reason.startswith("it does not answer"):
+                raise Violation(f"{name} can be reached, and is declared dead: {one.reason}")
 
     def _one_owner(self) -> None:
         owners: dict[str, int] = {}

@@ -15,6 +15,7 @@ from tests.simulator.coordinator import SimCoordinator
 from tests.simulator.etcd import FakeEtcd
 from tests.simulator.group import Group, Violation
 from tests.simulator.node import SimNode
+from tests.simulator.prober import SimProber
 from tests.simulator.store import FakeStore
 from tests.simulator.times import Times
 from tests.simulator.trainer import SimTrainer
@@ -65,6 +66,7 @@ class Cluster:
         self.clock = Clock()
         self.etcd = FakeEtcd(self.clock, seed, quiet=True)
         self.probes = 0
+        self.probers: list[SimProber] = []
         self.rolled_forward = 0
         """Updates that ranks have applied because another one had."""
         self.groups: dict[int, Group] = {}
@@ -120,6 +122,11 @@ class Cluster:
     def leader(self) -> SimCoordinator | None:
         """Who leads."""
         return next((one for one in self.coordinators if one.leads), None)
+
+    def happened(self, node: SimNode) -> None:
+        """Something has happened to a node."""
+        for one in self.probers:
+            one.happened(node.name)
 
     # ---- groups
 

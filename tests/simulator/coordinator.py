@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.controller.loop import Controller, Leadership
-from coordinator.model import Verdict
-from coordinator.prober import Probed, Prober
+from coordinator.prober import Contacted, Probed, Prober, Witnessed
 from coordinator.store import (
     Election,
     ElectionEvent,
@@ -22,6 +21,7 @@ from coordinator.store import (
 )
 from tests.simulator.clock import Due
 from tests.simulator.group import Violation
+from tests.simulator.prober import SimProber
 from tests.simulator.store import FakeStore
 
 if TYPE_CHECKING:
@@ -76,39 +76,6 @@ class _Store(FakeStore):
         return super().election(candidate, value, lease, self._noticing(sink))
 
 
-class SimProber(Prober):
-    """Asks nodes over the simulated network."""
-
-    def __init__(self, cluster: Cluster, sink: Callable[[Probed], None]) -> None:
-        # Not the real one's: that one makes a thread.
-        self._cluster = cluster
-        self._to = sink
-
-    def probe(self, node: str, incarnation: str, address: str, timeout: float) -> None:
-        self._cluster.probes += 1
-        there = self._cluster.nodes.get(address)
-        silent = there is None or not there.up or there.mute or there.isolated
-        after = timeout if silent else self._cluster.times.ask
-        self._cluster.clock.after(after, lambda: self._answer(node, incarnation, address, timeout))
-
-    def _answer(self, node: str, incarnation: str, address: str, timeout: float) -> None:
-        there = self._cluster.nodes.get(address)
-        if there is None or not there.up or there.mute or there.isolated:
-            detail = f"no answer from {address} in {timeout:g} s"
-            self._to(Probed(node, incarnation, Verdict.DEAD, detail))
-        elif there.incarnation != incarnation:
-            detail = f"{address} answers as incarnation {there.incarnation}"
-            self._to(Probed(node, incarnation, Verdict.DEAD, detail))
-        else:
-            self._to(Probed(node, incarnation, Verdict.ALIVE, f"{address} answers"))
-
-    def watch(self, targets: Mapping[tuple[str, str], str], patience: float) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
-
 class SimCoordinator:
     """One of several; the one that etcd elects leads."""
 
@@ -129,8 +96,9 @@ class SimCoordinator:
         self.store = _Store(cluster, self.name, self._notice)
         store = self.store
 
-        def prober(sink: Callable[[Probed], None]) -> Prober:
-            return SimProber(cluster, store._noticing(sink))
+        def prober(sink: Callable[[Probed | Contacted | Witnessed], None]) -> Prober:
+            self._prober = SimProber(cluster, store._noticing(sink))
+            return self._prober
 
         self.leadership = Leadership()
         self.controller = Controller(
@@ -157,6 +125,8 @@ class SimCoordinator:
     def crash(self) -> None:
         """The process is gone, at once."""
         self.controller = None
+        self.cluster.probers.remove(self._prober)
+        self._prober.close()
         self.store.close()
         if self._due is not None:
             self._due.cancel()

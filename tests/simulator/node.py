@@ -96,6 +96,12 @@ class SimNode:
             devices=(Device(DeviceKind.CUDA, 0),) * self.cluster.spec.ranks_per_node,
         )
         self._own.add(self._template.incarnation)
+        self._happened()
+
+    def _happened(self) -> None:
+        """To its machine or its lines: what is still thought of it may be of before."""
+        self.reached_since = self.clock.now()
+        self.cluster.happened(self)
 
     @property
     def incarnation(self) -> str:
@@ -111,11 +117,13 @@ class SimNode:
         self.facts.clear()
         self.store.close()
         self._cancel()
+        self._happened()
 
     def isolate(self) -> None:
         """Its lines are cut."""
         self.isolated = True
         self.store.cut(after=1.5)
+        self._happened()
         for trainer in self.trainers.values():
             if trainer.group is not None:
                 trainer.advance()
@@ -126,12 +134,17 @@ class SimNode:
         self.mute = True
         self.store.cut(after=1.5)
         self._cancel()
+        self.cluster.happened(self)
 
     def mend(self) -> None:
         """Its lines are whole, and its workerd goes on."""
-        self.isolated = self.mute = False
+        was_isolated, self.isolated, self.mute = self.isolated, False, False
         self.store.mend()
         self.wake()
+        if was_isolated:
+            self._happened()
+        else:
+            self.cluster.happened(self)
 
     def reaches(self, other: SimNode) -> bool:
         """Whether data comes through between two nodes."""

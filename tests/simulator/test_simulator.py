@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from coordinator.model import JobSpec, JobState, Phase
-from coordinator.plan import recover
+from coordinator.model import Contact, JobSpec, JobState, Line, Phase
+from coordinator.plan import evidence, recover
 from tests.simulator import mix
 from tests.simulator.cluster import Cluster
 from tests.simulator.faults import Faults
+from tests.simulator.group import Violation
 from tests.simulator.memo import decoded_once
 from tests.simulator.run import Outcome, report, run
 from tests.simulator.times import Times
@@ -79,10 +82,34 @@ def test_a_crash_costs_its_detection_and_one_step() -> None:
         recovered(cluster, 1)
         (recovery,) = cluster.checks.recoveries[1:]
         assert recovery.generations == 1
-        assert 3 < recovery.paused - recovery.began < 5 + 1 + 2, "a lease and a probe"
+        assert 0.5 < recovery.paused - recovery.began < 2, "three pings, and no lease"
         assert recovery.resume_step >= before
         assert recovery.step - recovery.began < 40
         assert not faults.counts
+
+
+def test_a_verdict_on_a_frozen_node_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    weigh = evidence.weigh
+
+    def hasty(contact: Contact, *more: Any) -> evidence.Weighed:
+        line = Line.REFUSED if contact.line is Line.FROZEN else contact.line
+        return weigh(replace(contact, line=line), *more)
+
+    def freeze() -> None:
+        cluster, _ = begun()
+        generation = cluster.checks.generation
+        owner = cluster.nodes[cluster.checks.owner(3)]
+        owner.hush()
+        cluster.clock.run_until(cluster.clock.now() + 2.5)
+        owner.mend()
+        cluster.clock.run_until(cluster.clock.now() + 30)
+        assert cluster.checks.generation == generation
+
+    with decoded_once():
+        freeze()
+        monkeypatch.setattr(evidence, "weigh", hasty)
+        with pytest.raises(Violation, match="can be reached, and is declared dead"):
+            freeze()
 
 
 def test_all_leases_may_end_while_the_leader_changes() -> None:
