@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.containers import docker, wait_for
+from tests.containers import DockerError, docker, wait_for
 from tests.systemd.machines import BASE, ROOT, WORKERD, Cluster, Machine
 
 COORDINATOR = "hotspare-coordinator.service"
@@ -160,6 +160,26 @@ def test_the_journal_finds_what_is_said_of_a_job_and_of_a_node(site: Site) -> No
         "journalctl", "-q", "-o", "cat", f"HOTSPARE_NODE={owner}", "-p", "info"
     )
     assert "registered as incarnation" in of_node
+
+
+def test_the_devices_can_be_reached_and_wrong_settings_are_not_tried_again(site: Site) -> None:
+    machine, unit = site.nodes["n1"], WORKERD.format("n9")
+    machine.shell("mknod -m 666 /dev/accelerator0 c 1 5")  # reads zeros
+    # As the same user, behind the same walls as workerd and its trainers.
+    look = "head -c 1 /dev/accelerator0 | od -An -tx1; id -un"
+    machine.write(
+        f"/etc/systemd/system/{unit}.d/look.conf", f"[Service]\nExecStartPre=/bin/sh -c '{look}'\n"
+    )
+    machine.write("/etc/hotspare/workerd-n9.env", "HOTSPARE_LEASE_TTL=soon\n")
+    machine.run("systemctl", "daemon-reload")
+    with pytest.raises(DockerError):
+        machine.run("systemctl", "start", unit)
+    said = machine.run("journalctl", "-q", "-o", "cat", "-u", unit)
+    assert {"00", "hotspare"} <= {line.strip() for line in said.splitlines()}, said
+    assert "'soon': must be 1 to 3600 seconds" in said
+    assert machine.show(unit, "ActiveState") == "failed"
+    assert machine.show(unit, "NRestarts") == "0"
+    machine.run("systemctl", "reset-failed", unit)  # else the machine counts as degraded
 
 
 def test_a_killed_workerd_comes_back_and_leaves_nothing(site: Site) -> None:
