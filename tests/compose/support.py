@@ -45,7 +45,7 @@ class Cluster:
             self._containers[name] = docker("ps", "-aq", *labels).strip()
         for name in NODES:
             docker(
-                *("cp", str(ROOT / "tests/cluster/train.py")),
+                *("cp", str(ROOT / "tests/container_job.py")),
                 f"{self._containers[name]}:/opt/hotspare/examples/",
             )
 
@@ -138,7 +138,7 @@ class Cluster:
         """Submit the tests' training script; a step takes ``pace`` seconds at least."""
         text = f"""\
 name = "{job}"
-command = ["python", "train.py", "{STEPS}", "32"]
+command = ["python", "container_job.py", "{STEPS}"]
 working_directory = "/opt/hotspare/examples"
 replicas = 4
 spares = {spares}

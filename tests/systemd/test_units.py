@@ -25,7 +25,7 @@ OUTAGE = 40
 """Seconds, more than a watchdog waits."""
 JOB = """\
 name = "long"
-command = ["python", "/jobs/train.py", "1000000", "16"]
+command = ["python", "/jobs/train.py", "1000000"]
 replicas = 3
 spares = 1
 seed = 1
@@ -117,7 +117,7 @@ def site() -> Iterator[Site]:
         head = boot("head", BASE, "-v", f"{ROOT}/build/wheels:/wheels:ro")
         head.run("systemctl", "disable", "--now", "etcd")
         installed(head)
-        head.write("/jobs/train.py", (ROOT / "tests/cluster/train.py").read_text())
+        head.write("/jobs/train.py", (ROOT / "tests/container_job.py").read_text())
         docker("commit", head.name, image)
         nodes = {name: boot(name, image) for name in NODES}
         for one in machines:
