@@ -77,10 +77,11 @@ class Groups(Planner):
         """Groups in which nobody can do anything any more."""
         machines = new[NODES : NODES + self.count]
         now = self.generation(new[CONTROL])
-        key = (new[NETWORK], now, *[self._parts.get(one) or self._played(one) for one in machines])
+        played = self._parts
+        key = (new[NETWORK], now, *[played.get(one) or self._played(one) for one in machines])
         found = self._cleared.get(key)
         if found is None:
-            parts = [part for own in machines for part in self._all_parts[self._played(own)]]
+            parts = [part for own in machines for part in self._all_parts[played[own]]]
             kept = tuple(
                 group
                 for group in self.networks[new[NETWORK]]

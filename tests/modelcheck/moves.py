@@ -13,7 +13,7 @@ from tests.modelcheck.leader import LATE, NOW, SETTINGS, SETTLED
 from tests.modelcheck.machine import Event
 from tests.modelcheck.planner import CONTROL, NETWORK, NODES, REST, Choice, State
 from tests.modelcheck.system import Label, Move, System
-from tests.modelcheck.values import Machine, Process, Violation
+from tests.modelcheck.values import Group, Machine, Process, Violation
 from workerd.agent.reports import ACK, NODE, PROGRESS
 from workerd.protocol import phases
 from workerd.protocol.phases import Do
@@ -44,9 +44,10 @@ def moves(system: System, state: State) -> Iterator[Move]:
     """Everything that can happen without a fault and before a deadline has passed."""
     yield from _leaders(system, state)
     count = system.count
-    for number in range(count):
-        own = state[NODES + number]
-        node = system.node(number, own, state[NODES + count + number], state[CONTROL])
+    network, control = state[NETWORK], state[CONTROL]
+    for number, nodes in enumerate(system.nodes):
+        own, key = state[NODES + number], state[NODES + count + number]
+        node = nodes.get((own, key, control)) or system.node(number, own, key, control)
         if node.lost:
             yield (("lease", number), _expired(system, state, number))
         if node.registers:
@@ -57,31 +58,56 @@ def moves(system: System, state: State) -> Iterator[Move]:
             yield (("read", number), system.settled(state, number, node.read))
         for write in range(node.writes):
             yield (("write", number), system.turn(state, number, ("write", write)))
+        able = system.able.get((network, own))
+        if able is None:
+            able = system.able[network, own] = tuple(_able(system, network, own))
+        for label, event in able:
+            yield ((label[0], number, *label[1:]), system.turn(state, number, event))
         for option in system.options(own):
-            yield from _option(system, state, number, option)
+            if option[0] in _AMONG_NODES:
+                yield from _option(system, state, number, option)
+
+
+_AMONG_NODES = ("pull", "pulled", "break")
+"""What depends on what other machines do now."""
+
+
+def _able(system: System, network: int, own: int) -> Iterator[tuple[Label, Event]]:
+    """What the trainers of a machine can do in their groups, and by themselves."""
+    for option in system.options(own):
+        what = option[0]
+        if what in ("ready", "forward"):
+            yield (option, option)
+        elif what in ("prepare", "update"):
+            me: Process = option[1]
+            group = system.group(network, me.standing.joined)
+            if group is not None:
+                for event in _in_group(system, group, what, me):
+                    yield ((event[0], me.instance, me.standing.step), event)
+
+
+def _in_group(system: System, group: Group, what: str, me: Process) -> Iterator[Event]:
+    """The gradients; the agreement along the replica, then along the DP group; the update."""
+    step = me.standing.step
+    if what == "prepare":
+        if not group.broken and system.all_at(group, system.dp[me.rank], 3 * step):
+            yield ("prepare", me.instance)
+        return
+    along, agreed = system.agreement(group, me.rank, step)
+    if along:
+        yield ("agree", me.instance)
+        return
+    stop = group.wish == step
+    if phases.may_update(me.standing, agreed, stop).do is Do.GO:
+        invariants.may_update(group, me, step)
+        yield ("update", me.instance, agreed, stop)
 
 
 def _option(system: System, state: State, number: int, option: Label) -> Iterator[Move]:
     what = option[0]
-    if what in ("ready", "forward"):
-        yield ((what, number, option[1]), system.turn(state, number, option))
-        return
     me: Process = option[1]
-    standing = me.standing
     event: Event
-    if what == "prepare":
-        group = system.group(state[NETWORK], standing.joined)
-        if group is not None and not group.broken:
-            level = 3 * standing.step
-            if system.all_at(group, system.dp[me.rank], level):
-                event = ("prepare", me.instance)
-                yield (
-                    (what, number, me.instance, standing.step),
-                    system.turn(state, number, event),
-                )
-    elif what == "update":
-        yield from _agreement(system, state, number, me)
-    elif what == "pull":
+    if what == "pull":
         source = system.serving(state, str(option[3]), me)
         if source is None:
             return
@@ -96,30 +122,11 @@ def _option(system: System, state: State, number: int, option: Label) -> Iterato
             if source.lineage != me.pull[1]:
                 raise Violation(f"the state that rank {me.rank} pulled changed under the pull")
             yield ((what, number, me.instance), system.turn(state, number, (what, me.instance)))
-    elif what == "break" and system.machines[state[NODES + number]].connected:
+    elif system.machines[state[NODES + number]].connected:
         generation: int = option[2]
         if system.broken(state, me, generation):
             event = (what, me.instance, generation)
             yield ((what, number, me.instance, generation), system.turn(state, number, event))
-
-
-def _agreement(system: System, state: State, number: int, me: Process) -> Iterator[Move]:
-    """Along the replica, then along the DP group; then the update."""
-    standing = me.standing
-    group = system.group(state[NETWORK], standing.joined)
-    if group is None:
-        return
-    event: Event
-    along, agreed = system.agreement(group, me.rank, standing.step)
-    if along:
-        event = ("agree", me.instance)
-        yield (("agree", number, me.instance, standing.step), system.turn(state, number, event))
-        return
-    stop = group.wish == standing.step
-    if phases.may_update(standing, agreed, stop).do is Do.GO:
-        invariants.may_update(group, me, standing.step)
-        event = ("update", me.instance, agreed, stop)
-        yield (("update", number, me.instance, standing.step), system.turn(state, number, event))
 
 
 def _leaders(system: System, state: State) -> Iterator[Move]:

@@ -72,7 +72,8 @@ class System(Groups):
         if not shape.from_start:  # there the lowest rank's own state is the job's
             self.symmetry = Symmetry(self)
         self._turns: dict[tuple[Any, ...], Turned] = {}
-        self._nodes: list[dict[tuple[int, int, int], Node]] = [{} for _ in self.names]
+        self.nodes: list[dict[tuple[int, int, int], Node]] = [{} for _ in self.names]
+        self.able: dict[tuple[int, int], tuple[tuple[Label, Event], ...]] = {}
         self._effects: dict[tuple[int, Effect], int] = {}
         self._options: dict[int, tuple[Label, ...]] = {}
 
@@ -118,9 +119,9 @@ class System(Groups):
 
     def node(self, number: int, own: int, key: int, control: int) -> Node:
         """What a node could do by itself, whatever the others do."""
-        found = self._nodes[number].get((own, key, control))
+        found = self.nodes[number].get((own, key, control))
         if found is None:
-            found = self._nodes[number][own, key, control] = self._node(number, own, key, control)
+            found = self.nodes[number][own, key, control] = self._node(number, own, key, control)
         return found
 
     def _node(self, number: int, own: int, key: int, control: int) -> Node:
@@ -165,19 +166,26 @@ class System(Groups):
         new[NODES + self.count + number] = key
         if effects:
             self._carry(new, effects)
-        return self.rest_in(new)
-
-    def rest_in(self, new: list[int]) -> State:
-        """Let nodes read what makes them do nothing, forget old groups."""
-        control, count = new[CONTROL], self.count
-        for number, nodes in enumerate(self._nodes):
-            at = NODES + number
-            own, key = new[at], new[at + count]
-            found = nodes.get((own, key, control)) or self.node(number, own, key, control)
-            new[at], new[at + count] = found.rested, found.kept
+            return self.rest_in(new)
+        self._rest(new, number)
         if new[NETWORK] != self.alone:
             self.forget(new)
         return tuple(new)
+
+    def rest_in(self, new: list[int]) -> State:
+        """Let nodes read what makes them do nothing, forget what is over."""
+        for number in range(self.count):
+            self._rest(new, number)
+        if new[NETWORK] != self.alone:
+            self.forget(new)
+        return tuple(new)
+
+    def _rest(self, new: list[int], number: int) -> None:
+        own, key, control = new[NODES + number], new[NODES + self.count + number], new[CONTROL]
+        found = self.nodes[number].get((own, key, control))
+        if found is None:
+            found = self.node(number, own, key, control)
+        new[NODES + number], new[NODES + self.count + number] = found.rested, found.kept
 
     def booked(self, state: State) -> list[State]:
         """With the leader's bookkeeping done: one state, or more where names tell."""
