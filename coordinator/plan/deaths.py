@@ -5,7 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
-from coordinator.model import ClusterView, JobView, Line, Phase, Settings, Slot, Verdict
+from coordinator.model import (
+    ClusterView,
+    JobView,
+    Line,
+    Phase,
+    Settings,
+    Slot,
+    StepPhase,
+    Verdict,
+)
 from coordinator.plan import evidence, holders
 from coordinator.plan.actions import Action, AskWitnesses, DeclareDead, HoldBack, Probe, Wait
 from coordinator.plan.evidence import Judgement, Weighed, Who
@@ -163,6 +172,37 @@ def _is_kept(job: JobView, slot: Slot, late: Set[str]) -> bool:
         if sources and sources <= late and slot.node not in sources:
             return True
     return False
+
+
+def doubted(view: ClusterView, job: JobView, now: float, settings: Settings) -> tuple[int, ...]:
+    """The ranks that miss RESTORE's deadline although they could pull from one node alone.
+
+    Either of the two may hang, and none of what they say tells which: that node has restored, and
+    may have stopped serving since.
+    """
+    generation = job.current
+    if generation.phase is not Phase.RESTORE or now < view.no_eviction_before:
+        return ()
+    if now - job.phase_at < settings.restore:
+        return ()
+    late = [
+        (slot, local)
+        for slot in holders.members(job)
+        for local in range(len(slot.ranks))
+        if (seen := holders.progress(job, slot, local)) is None
+        or seen.restored < generation.generation
+    ]
+    nodes = {slot.node for slot, _ in late}
+    found = []
+    for slot, local in late:
+        rank = job.job.spec.rank(slot.slot, local)
+        position = job.job.spec.shard_position(rank)
+        serving = {one.node for one in generation.sources if one.shard_position == position}
+        given = holders.acks(job, slot)
+        pulls = given is not None and given[local].phase is StepPhase.EMPTY
+        if pulls and len(serving) == 1 and not serving & nodes:
+            found.append(rank)
+    return tuple(found)
 
 
 def _pause_limit(slot: Slot, settings: Settings) -> float:

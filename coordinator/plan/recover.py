@@ -22,7 +22,7 @@ from coordinator.model import (
     Source,
     StepPhase,
 )
-from coordinator.plan import hang, holders, incidents, membership, reserves
+from coordinator.plan import deaths, hang, holders, incidents, membership, reserves
 from coordinator.plan.actions import Transition, Wait
 from coordinator.plan.ladder import too_few
 
@@ -353,6 +353,15 @@ def broken(view: ClusterView, job: JobView, now: float, settings: Settings) -> T
     if generation.phase is Phase.RUNNING and quiet >= settings.progress * patience and not excused:
         return membership.regroup(
             view, job, Cause.NO_PROGRESS, f"no step in {settings.progress * patience:g} s"
+        )
+    doubted = deaths.doubted(view, job, now, settings)
+    if doubted and not membership.regroups(job):
+        return membership.regroup(
+            view,
+            job,
+            Cause.DEADLINE,
+            f"ranks {membership.some(doubted)} have not restored within {settings.restore:g} s, "
+            "each from one node alone: who hangs shows when all stop",
         )
     if generation.phase is Phase.RESTORE and quiet >= settings.restore * patience:
         number = generation.generation

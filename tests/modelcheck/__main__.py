@@ -32,7 +32,7 @@ def main(jobs: int, wanted: list[str]) -> int:
     """
     every = [
         one
-        for one in (*checks.single(), *checks.pairs())
+        for one in (*checks.single(), *checks.two(), *checks.pairs())
         if any(f"{one[0]} {one[1]}".startswith(begin) for begin in wanted)
     ]
     print(checks.HEAD, flush=True)

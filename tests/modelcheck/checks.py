@@ -19,6 +19,11 @@ CONFIGURATIONS = {
 }
 """Replicas x shard positions, each with one spare node; or with none, down to fewer replicas."""
 
+START = {"3 x 1 at its start": Shape(3, 1, from_start=True)}
+"""From the submission on: a rank's own initial state differs from the others'."""
+PAIR = {"2 x 1": Shape(2, 1)}
+"""Who survives is the only source."""
+
 SINGLE = (
     "crash",
     "reboot",
@@ -42,6 +47,9 @@ def single(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Sh
     for name in names:
         for kind in SINGLE:
             yield name, kind, with_faults(CONFIGURATIONS[name], kind)
+    for name, shape in START.items():
+        for kind in SINGLE:
+            yield name, kind, with_faults(shape, kind)
 
 
 def pairs(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Shape]]:
@@ -56,10 +64,20 @@ def pairs(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Sha
 
 def quick() -> Iterator[tuple[str, str, Shape]]:
     """What ends in seconds: one failure of every kind, and a few pairs."""
-    yield from single()
-    for one in pairs(["3 x 1", "3 x 1 to 1"]):
-        if one[1] in ("crash + lead", "crash + stall", "cut + misjudge"):
+    for one in single():
+        if one[0] not in START or one[1] != "verdict":
             yield one
+    yield from two()
+    for one in pairs(["3 x 1", "3 x 1 to 1"]):
+        if one[1] in ("crash + lead", "crash + stall"):
+            yield one
+
+
+def two() -> Iterator[tuple[str, str, Shape]]:
+    """Failures of two replicas, of which one is the only source of the other's replacement."""
+    for name, shape in PAIR.items():
+        for kind in ("crash", "hang"):
+            yield name, f"{kind} + hang", with_faults(shape, kind, "hang")
 
 
 def with_faults(shape: Shape, *kinds: str) -> Shape:

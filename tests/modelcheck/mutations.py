@@ -259,7 +259,7 @@ MUTATIONS = (
         "older stream left open",
         older_streams,
         "under the pull",
-        _of("3 x 1", "crash", "verdict", replicas=2, spares=2),
+        _of("3 x 1", "crash", "misjudge", replicas=2, spares=2),
     ),
     Mutation("served by anybody", open_streams, DIFFERENT, _of("3 x 1", "crash")),
     Mutation("agreement dropped: DP", no_agreement, "were not PREPARED", _of("3 x 1")),

@@ -4,9 +4,9 @@
 Two states may be taken as one if nothing that can happen later, and no invariant, can tell them
 apart. Here that is so for four kinds of things, each by what only ever rises:
 
-- An acknowledgement of a generation before the record's. Generations only rise, so it is never of
-  the current one again. It is replaced by one that can't be read: a planner that looks into it
-  is caught at once, whatever it would have made of it.
+- An acknowledgement of a generation before the record's, once the job has run. Generations only
+  rise, so it is never of the current one again. It is replaced by one that can't be read: a
+  planner that looks into it is caught at once, whatever it would have made of it.
 - A report that the group of a generation before the record's is broken: what such reports are
   for is the next generation, and that is there.
 - What a trainer has said of a generation before the one that its workerd follows: that it has
@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from coordinator.model import Ack, Phase, RankProgress
+from coordinator.model import Ack, Generation, Phase, RankProgress
 from tests.modelcheck.values import JOB, Key, Machine, Process, Violation
 from workerd.agent.state import Stopped, TrainerFacts
 
@@ -43,9 +43,11 @@ class Unread(tuple[Any, ...]):
 UNREAD = Unread()
 
 
-def key(held: Key, generation: int) -> Key:
-    """A node's keys under the record of a generation."""
-    ack, progress = held.ack, held.progress
+def key(held: Key, record: Generation | None) -> Key:
+    """A node's keys under a record. Until the job has run once, all acknowledgements count."""
+    if record is None or not record.last_running_generation:
+        return held
+    ack, progress, generation = held.ack, held.progress, record.generation
     if ack is not None and ack.generation < generation:
         ack = Ack(0, ack.incarnation, UNREAD)
     if progress is not None:

@@ -155,7 +155,8 @@ class System(Groups):
                     rested = after
                 else:
                     read = (after, held_then, effects)
-        kept = key if held is None else self.keys.number(past.key(held, self.generation(control)))
+        record = self.controls[control].generation
+        kept = key if held is None else self.keys.number(past.key(held, record))
         return Node(lost, registers, read, writes, rested, kept)
 
     def settled(self, state: State, number: int, turned: Turned) -> State:

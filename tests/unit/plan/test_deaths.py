@@ -210,6 +210,27 @@ class TestRestore:
         job = replace(acked(job, 1), generation=replace(job.current, sources=(source,)))
         assert the(DeclareDead, cluster(job), now=1e6).node == "n1"
 
+    def pulling(self, *sources: int, regroups: int = 0) -> JobView:
+        """n1 pulls, the others have restored."""
+        job = acked(self.job(0, 2), 1, StepPhase.EMPTY)
+        named = tuple(Source(0, one, f"n{one}", f"i{one}.0", f"n{one}:0") for one in sources)
+        return replace(job, generation=replace(job.current, sources=named, regroups=regroups))
+
+    def test_with_one_source_either_may_hang_and_who_does_shows_when_all_stop(self) -> None:
+        view = cluster(self.pulling(0))
+        assert none(view, Transition, now=SETTINGS.restore - 0.1)
+        assert none(view, DeclareDead, now=SETTINGS.restore)
+        change = the(Transition, view, now=SETTINGS.restore)
+        assert (change.generation.generation, change.generation.phase) == (5, Phase.PAUSE)
+        assert change.generation.regroups == 1
+        assert "ranks 1 have not restored within 300 s, each from one node" in change.reason
+
+    def test_once_all_have_stopped_who_can_not_pull_is_lost(self) -> None:
+        assert the(DeclareDead, cluster(self.pulling(0, regroups=1)), now=1e6).node == "n1"
+
+    def test_with_several_sources_who_can_not_pull_is_lost(self) -> None:
+        assert the(DeclareDead, cluster(self.pulling(0, 2)), now=1e6).node == "n1"
+
     def test_a_hung_source_of_a_job_that_never_ran_is_given_up(self) -> None:
         """There is nothing to lose yet: all begin anew."""
         job = replace(self.job(), progress={})
