@@ -102,8 +102,9 @@ class Bed:
                 [
                     *(sys.executable, "-m", "coordinator", "--etcd", address, "--prefix", PREFIX),
                     *("--id", "c0", "--listen", "127.0.0.1:0"),
-                    # What is late here is late for want of processors, not dead.
-                    *("--pause", "300", "--lease-ttl", "10"),
+                    # What is late here is late for want of processors, not dead; and with many
+                    # nodes etcd answers a renewal only after all that came before it.
+                    *("--pause", "300", "--lease-ttl", str(self._ttl // 6)),
                 ],
                 folder / "coordinator.log",
                 cwd=folder,
