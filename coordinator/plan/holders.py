@@ -59,7 +59,8 @@ def leavers(view: ClusterView, job: JobView) -> list[Slot]:
     if current.phase not in (Phase.PAUSE, Phase.RESTORE):
         return []
     found = []
-    for _, slot in sorted(job.slots.items()):
+    some = (slot for slot in job.slots.values() if slot.leaving is not None)  # few, of many
+    for slot in sorted(some, key=lambda one: one.slot):
         left = slot.left(current)
         if left is None or not view.alive(left.node, left.incarnation):
             continue

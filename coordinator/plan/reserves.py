@@ -16,8 +16,10 @@ NAMED = 5
 
 def of_use(view: ClusterView, job: JobView) -> list[Slot]:
     """The reserves that still can acknowledge."""
-    stay = arrange.staying(view, job, frozenset())
-    kept = [slot for slot in holders.reserves(job) if slot.slot in stay]
+    kept = list(holders.reserves(job)) if job.current.absent_replicas else []
+    if kept:
+        stay = arrange.staying(view, job, frozenset())
+        kept = [slot for slot in kept if slot.slot in stay]
     return [*kept, *holders.leavers(view, job)]
 
 
