@@ -29,16 +29,15 @@ class Contacts:
     def targets(self, view: ClusterView) -> Mapping[Who, str] | None:
         """Who is to be watched, and at which address; None when that hasn't changed.
 
-        Everybody with a lease and a place, or kept warm for one.
+        Everybody with a lease: also whoever may be needed is to be known, and who can be a witness.
         """
-        of = (view.nodes, view.assignments, view.spares, view.flags)
+        of = (view.nodes, view.flags)
         if all(one is other for one, other in zip(of, self._of, strict=False)) and self._of:
             return None
         self._of = of
         found: dict[Who, tuple[str, ...]] = {}
-        for node in view.assignments.keys() | view.spares.keys():
-            live = view.nodes.get(node)
-            if live is None or not live.record.control_address:
+        for node, live in view.nodes.items():
+            if not live.record.control_address:
                 continue
             who = (node, live.record.incarnation)
             if view.alive(*who):

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coordinator.controller.contacts import Contacts
@@ -27,6 +27,7 @@ from coordinator.plan import (
     UpdateIncident,
     UpdateStatus,
     Wait,
+    doubtful,
     plan,
 )
 from coordinator.prober import Contacted, Probed, Witnessed
@@ -122,6 +123,8 @@ class Leader:
         self._waits: dict[str, tuple[str, float]] = {}
         self._unreadable: dict[str, str] = {}
         self._held: dict[Who, str] = {}
+        self._doubted_at = -math.inf
+        self._doubts = False
 
     # ---- what comes in
 
@@ -206,7 +209,7 @@ class Leader:
         targets = self._contacts.targets(view)
         if targets is not None:
             self._prober.watch(targets, self._settings.ping)
-        view = self._contacts.at(view, now)
+        view = self._trusted(self._contacts.at(view, now), no_eviction_before, now)
         subject = "what was staged"
         try:
             undone = undo_staged(self._context(view))
@@ -236,6 +239,19 @@ class Leader:
             log.error("%s: not written: %s", subject, error)
             self._refused_until = self._clock() + _REFUSED
         return None
+
+    def _trusted(self, view: ClusterView, no_eviction_before: float, now: float) -> ClusterView:
+        """The view, without the silence found while it was rather the leader that was cut off.
+
+        When that is over, some are heard before others: those must be asked again.
+        """
+        before, self._doubts = self._doubts, doubtful(view, self._settings)
+        if self._doubts:
+            self._doubted_at = now
+        elif before:
+            self._observer.forget_verdicts()
+            view = self._contacts.at(self._observer.view(no_eviction_before), now)
+        return replace(view, doubted_at=self._doubted_at)
 
     def _context(self, view: ClusterView) -> Context:
         # Wall time for people: nothing is decided from it.

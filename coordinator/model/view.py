@@ -30,7 +30,9 @@ class Verdict(IntEnum):
     ALIVE = 1
     """It answered with this incarnation."""
     DEAD = 2
-    """Refused, reset, silent past the deadline, or another incarnation answered."""
+    """Refused, reset, no answer from a workerd whose kernel accepts, or another incarnation."""
+    SILENT = 3
+    """Nothing answers there at all, or the leader can't even try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,9 @@ class ClusterView:
     """By (node, incarnation)."""
     contacts: Mapping[tuple[str, str], Contact] = field(default_factory=dict)
     """By (node, incarnation): with those declared dead in the last ``lease_ttl`` seconds."""
+    doubted_at: float = float("-inf")
+    """Monotonic: when so many didn't answer that the leader doubted itself. The silence that it has
+    found until then counts no more."""
     no_eviction_before: float = float("-inf")
     """Monotonic: after an outage of etcd nobody is declared dead before this."""
 

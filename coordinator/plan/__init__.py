@@ -53,6 +53,7 @@ __all__ = [
     "UpdateIncident",
     "UpdateStatus",
     "Wait",
+    "doubtful",
     "plan",
 ]
 
@@ -67,11 +68,12 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
     kept = valve.owners(view)
     withheld: dict[str, list[Action]] = {}
     judged = evidence.judge(view, now, settings)
-    for one in (*deaths.of_suspects(view, now), *deaths.of_contacts(view, judged)):
+    for one in (*deaths.of_suspects(view, now, settings), *deaths.of_contacts(view, judged)):
         if isinstance(one, DeclareDead) and (one.node, one.incarnation) in kept:
             withheld.setdefault(kept[one.node, one.incarnation], []).append(one)
         else:
             actions.append(one)
+    back = {(one.node, one.incarnation): one for one in actions if isinstance(one, HoldBack)}
     taken: set[str] = set()
     for job in in_turn(view):
         name = job.job.spec.name
@@ -83,7 +85,7 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
         for move in moves:
             taken.update(place.node for place in move.assign)
         wait = next((one for one in decided if isinstance(one, Wait)), None)
-        held = deaths.held(job, judged)
+        held = deaths.held(job, back)
         written = None if moves else status.update(job, wait, now, settings, held)
         if written is not None:
             actions.append(written)
@@ -91,6 +93,11 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
     actions.extend(drain.settled(view))
     actions.extend(warm.spares(view, taken))
     return tuple(actions)
+
+
+def doubtful(view: ClusterView, settings: Settings) -> bool:
+    """Whether so many don't answer that the leader is rather cut off itself."""
+    return evidence.crowded(view, settings) or bool(deaths.doubt(view, settings))
 
 
 def _job(

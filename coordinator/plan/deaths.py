@@ -19,12 +19,35 @@ from coordinator.plan import evidence, holders
 from coordinator.plan.actions import Action, AskWitnesses, DeclareDead, HoldBack, Probe, Wait
 from coordinator.plan.evidence import Judgement, Weighed, Who
 
+_GONE = frozenset({Verdict.DEAD, Verdict.SILENT})
 _NAMED = 3
 """How many nodes a status names: it must not grow with what doesn't answer."""
 
 
-def of_suspects(view: ClusterView, now: float) -> Iterator[Action]:
+def doubt(view: ClusterView, settings: Settings) -> str:
+    """Why a leader doesn't trust the silence of nodes without a lease; empty while it does.
+
+    When most are silent at once, it is rather the leader that is cut off, and etcd with it.
+    """
+    verdicts = [
+        one.verdict
+        for who, one in view.suspects.items()
+        if not view.flags_of(who[0]).is_dead(who[1])
+    ]
+    silent = verdicts.count(Verdict.SILENT)
+    heard = verdicts.count(Verdict.ALIVE) + verdicts.count(Verdict.DEAD)
+    heard += sum(one.line is Line.ANSWERS for one in view.contacts.values()) if silent else 0
+    if silent <= max(0.5, settings.disruption) * (silent + heard):
+        return ""
+    return (
+        f"{silent} nodes without a lease are silent and only {heard} can be heard: "
+        "this coordinator may be the one that is cut off"
+    )
+
+
+def of_suspects(view: ClusterView, now: float, settings: Settings) -> Iterator[Action]:
     """Probe every incarnation whose lease is gone; declare dead who doesn't answer."""
+    doubted = doubt(view, settings)
     for (node, incarnation), suspect in sorted(view.suspects.items()):
         if view.flags_of(node).is_dead(incarnation):
             continue
@@ -33,11 +56,14 @@ def of_suspects(view: ClusterView, now: float) -> Iterator[Action]:
             yield DeclareDead(
                 node, incarnation, f"the node came back as incarnation {live.record.incarnation}"
             )
-        elif suspect.verdict is Verdict.DEAD and now >= view.no_eviction_before:
+        elif suspect.verdict is Verdict.SILENT and doubted:
+            yield HoldBack(node, incarnation, f"its lease is gone; but {doubted}", True)
+            yield Probe(node, incarnation, suspect.control_address, "its lease is gone")
+        elif suspect.verdict in _GONE and now >= view.no_eviction_before:
             yield DeclareDead(
                 node, incarnation, f"its lease is gone and a direct probe says: {suspect.detail}"
             )
-        elif suspect.verdict is not Verdict.DEAD:
+        elif suspect.verdict not in _GONE:
             yield Probe(node, incarnation, suspect.control_address, "its lease is gone")
 
 
@@ -72,7 +98,11 @@ def of_contacts(view: ClusterView, judged: Mapping[Who, Weighed]) -> Iterator[Ac
 
 
 def undecided(
-    view: ClusterView, job: JobView, now: float, judged: Mapping[Who, Weighed]
+    view: ClusterView,
+    job: JobView,
+    now: float,
+    settings: Settings,
+    judged: Mapping[Who, Weighed],
 ) -> list[Slot]:
     """The other members whose end is to be known in a moment.
 
@@ -81,19 +111,19 @@ def undecided(
     """
     soon = {Verdict.UNKNOWN}
     if now >= view.no_eviction_before:
-        soon.add(Verdict.DEAD)
+        soon |= {Verdict.DEAD} if doubt(view, settings) else _GONE
     who = {who for who, one in view.suspects.items() if one.verdict in soon}
     return [
         one for one in (holders.members(job) if who else ()) if (one.node, one.incarnation) in who
     ] + soon_known(job, judged)
 
 
-def held(job: JobView, judged: Mapping[Who, Weighed]) -> str:
+def held(job: JobView, back: Mapping[Who, HoldBack]) -> str:
     """The members on which no verdict is given for now, and why; in the order of their slots."""
     said = []
-    for slot in holders.members(job) if judged else ():
-        one = judged.get((slot.node, slot.incarnation))
-        if one is not None and one.judgement is Judgement.HELD:
+    for slot in holders.members(job) if back else ():
+        one = back.get((slot.node, slot.incarnation))
+        if one is not None:
             said.append(f"{slot.node}: {one.reason}")
     more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
     return "; ".join(said[:_NAMED]) + more

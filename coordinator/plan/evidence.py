@@ -58,6 +58,8 @@ class Circumstances:
     down: int = 1
     """How many don't answer, it among them, with those declared dead a moment ago."""
     budget: int = 1
+    doubted_at: float = float("-inf")
+    """When more than the budget didn't answer: who was tried before may have been one of them."""
     outage: bool = False
     """etcd was out of reach a moment ago."""
 
@@ -105,6 +107,12 @@ def _plain(
             return Judgement.DEAD, contact.detail
         case Line.FROZEN | Line.UNKNOWN:
             return Judgement.HELD, f"{contact.detail}: its lease decides"
+    if (
+        contact.line is Line.SILENT
+        and contact.tried <= around.doubted_at
+        and (around.down <= around.budget)
+    ):
+        return Judgement.HELD, f"{contact.detail}; but so were others, until now: it is tried anew"
     if contact.wrote >= contact.tried:
         return Judgement.HELD, f"{contact.detail}; but it goes on writing to etcd"
     if around.stepping:
@@ -139,8 +147,7 @@ def judge(view: ClusterView, now: float, settings: Settings) -> Mapping[Who, Wei
     }
     if not doubtful:
         return {}
-    down = sum(one.line is not Line.ANSWERS for one in view.contacts.values())
-    budget = max(1, math.floor(settings.disruption * len(view.contacts)))
+    down, budget = _counted(view, settings)
     found = {}
     for who, contact in sorted(doubtful.items()):
         job = _job_of(view, who)
@@ -151,10 +158,22 @@ def judge(view: ClusterView, now: float, settings: Settings) -> Mapping[Who, Wei
             last_holder=job is not None and _last_holder(view, job, doubtful.keys(), who),
             down=down,
             budget=budget,
+            doubted_at=view.doubted_at,
             outage=now < view.no_eviction_before,
         )
         found[who] = weigh(contact, around, now, settings)
     return found
+
+
+def crowded(view: ClusterView, settings: Settings) -> bool:
+    """Whether more nodes don't answer than may be declared dead at once."""
+    down, budget = _counted(view, settings)
+    return down > budget
+
+
+def _counted(view: ClusterView, settings: Settings) -> tuple[int, int]:
+    down = sum(one.line is not Line.ANSWERS for one in view.contacts.values())
+    return down, max(1, math.floor(settings.disruption * len(view.contacts)))
 
 
 def witnesses(view: ClusterView, node: str, incarnation: str) -> tuple[Who, ...]:

@@ -55,7 +55,7 @@ def change(
     restarts = current.restarts + len(faults.ended)
     if faults.ended and (end := membership.failed(job, faults, restarts)):
         return end
-    others = deaths.undecided(view, job, now, judged) if faults.lost else []
+    others = deaths.undecided(view, job, now, settings, judged) if faults.lost else []
     if others:
         return Wait(
             spec.name,

@@ -24,18 +24,16 @@ Who = tuple[str, str]
 
 
 async def ask(node: str, incarnation: str, address: str, timeout: float) -> Probed:
-    """Ask the workerd at an address which incarnation lives there, within so many seconds.
+    """Ask the workerd at an address which incarnation lives there.
 
-    Refused, reset, silent, or anybody else answering: dead. Raises nothing but cancellation.
+    It has so many seconds to accept a connection, and again to answer. Refused, reset, mute, or
+    anybody else answering: dead. Raises nothing but cancellation.
     """
-    try:
-        found = await asyncio.wait_for(
-            reach(node, incarnation, address, timeout, lambda: None), timeout
-        )
-    except asyncio.TimeoutError:
-        found = Failed(Line.SILENT, f"no answer from {address} in {timeout:g} s")
+    found = await reach(node, incarnation, address, timeout, lambda: None)
     if isinstance(found, Failed):
-        return Probed(node, incarnation, Verdict.DEAD, found.detail)
+        silent = found.line in (Line.SILENT, Line.UNKNOWN)
+        verdict = Verdict.SILENT if silent else Verdict.DEAD
+        return Probed(node, incarnation, verdict, found.detail)
     found.close()
     return Probed(node, incarnation, Verdict.ALIVE, f"{address} answers")
 
@@ -55,7 +53,7 @@ class Prober:
         self._thread.start()
 
     def probe(self, node: str, incarnation: str, address: str, timeout: float) -> None:
-        """Start one probe; its :class:`Probed` reaches the sink within ``timeout`` seconds."""
+        """Start one probe; its :class:`Probed` comes within twice ``timeout`` seconds."""
         self._call(lambda: self._start(self._probe(node, incarnation, address, timeout)))
 
     def watch(self, targets: Mapping[Who, str], patience: float) -> None:

@@ -81,8 +81,8 @@ def test_a_stopped_workerd_is_left_alone() -> None:
 
 
 @contextlib.contextmanager
-def wired_job() -> Iterator[tuple[WiredCluster, Run]]:
-    with wired(4, lease_ttl=TTL) as cluster:
+def wired_job(ttl: float = TTL) -> Iterator[tuple[WiredCluster, Run]]:
+    with wired(4, lease_ttl=ttl) as cluster:
         run = Run(cluster, spec(steps=1_000_000))
         run.wait_spare()
         run.wait_step(5)
@@ -128,5 +128,22 @@ def test_a_leader_that_is_cut_off_from_the_nodes_doubts_itself() -> None:
         goes_on(run)
         cluster.wires.restore(leader)
         wait_until(lambda: said(cluster).count(": ANSWERS, ") >= 2 * len(names))
+        assert not deaths(cluster)
+        assert not run.describe().incidents
+
+
+def test_a_leader_that_is_cut_off_with_etcd_doubts_itself_although_all_leases_end() -> None:
+    """The nodes reach each other and train on; then they register again, as they were."""
+    with wired_job(ttl=3.0) as (cluster, run):
+        wires = cluster.wires
+        cut = f"ip daddr {{ {wires.host}, {wires.address('c0')}, {wires.address('c1')} }}"
+        for name in cluster.nodes:
+            wires.drop(name, cut)
+        doubtful = "its lease is gone; but 3 nodes without a lease are silent"
+        wait_until(lambda: said(cluster).count(doubtful) >= 3)
+        threading.Event().wait(2.0)
+        for name in cluster.nodes:
+            wires.restore(name)
+        goes_on(run)
         assert not deaths(cluster)
         assert not run.describe().incidents

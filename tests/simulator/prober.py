@@ -46,7 +46,9 @@ class SimProber(Prober):
         there = self._cluster.nodes.get(address)
         if there is None or not there.up or there.mute or there.isolated:
             detail = f"no answer from {address} in {timeout:g} s"
-            self._to(Probed(node, incarnation, Verdict.DEAD, detail))
+            accepts = there is not None and there.up and not there.isolated
+            verdict = Verdict.DEAD if accepts else Verdict.SILENT
+            self._to(Probed(node, incarnation, verdict, detail))
         elif there.incarnation != incarnation:
             detail = f"{address} answers as incarnation {there.incarnation}"
             self._to(Probed(node, incarnation, Verdict.DEAD, detail))

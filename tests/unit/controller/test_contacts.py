@@ -50,14 +50,14 @@ def of(contacts: Contacts, now: float = 0.0, view: ClusterView = VIEW) -> Contac
     return contacts.at(view, now).contacts["n1", "a"]
 
 
-def test_who_has_a_place_or_is_kept_warm_is_watched() -> None:
+def test_who_has_a_lease_is_watched() -> None:
     contacts = Contacts(KEEP)
-    assert contacts.targets(VIEW) == {(one, "a"): f"{one}:1" for one in ("n0", "n1", "n2")}
+    assert contacts.targets(VIEW) == {(one, "a"): f"{one}:1" for one in ("n0", "n1", "n2", "n3")}
     assert contacts.targets(VIEW) is None
     assert contacts.targets(replace(VIEW, nodes=dict(VIEW.nodes))) is None
     dead = {"n0": NodeFlags(dead=(DeadIncarnation("a"),))}
     assert contacts.targets(replace(VIEW, flags=dead)) == {
-        (one, "a"): f"{one}:1" for one in ("n1", "n2")
+        (one, "a"): f"{one}:1" for one in ("n1", "n2", "n3")
     }
 
 

@@ -321,6 +321,21 @@ def test_who_has_a_place_is_watched(bench: Bench) -> None:
     assert bench.views[-1].contacts["n0", "a"].line is Line.ANSWERS
 
 
+def test_who_was_silent_with_most_is_asked_again_when_others_are_heard(bench: Bench) -> None:
+    suspected(bench)
+    bench.act()
+    bench.leader.probed(Probed("n0", "a", Verdict.SILENT, "nothing"))
+    bench.act()
+    assert verdict(bench) is Verdict.SILENT
+    bench.memory.write([Put(keys.node("n1"), records.dump(Node("n1", "b", control_address="h:1")))])
+    bench.deliver()
+    bench.act()
+    bench.leader.contacted(Contacted("n1", "b", Line.ANSWERS, "it answers"))
+    bench.act()
+    assert verdict(bench) is Verdict.UNKNOWN
+    assert bench.views[-1].doubted_at > 0
+
+
 def test_witnesses_are_asked_once_for_each_try(bench: Bench) -> None:
     place(bench)
     others = (("n1", "b"),)

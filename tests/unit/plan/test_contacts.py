@@ -198,3 +198,10 @@ def test_a_suspect_without_a_lease_is_judged_as_before() -> None:
     gone = seen(view, {"n1": Line.SILENT})
     gone = replace(gone, nodes={name: one for name, one in gone.nodes.items() if name != "n1"})
     assert "its lease is gone" in the(DeclareDead, gone).reason
+
+
+def test_silence_found_while_many_were_silent_counts_no_more() -> None:
+    """They come back one after the other: the last of them isn't dead for being the last."""
+    view = seen(cluster(four()), {"n1": Line.SILENT}, said=SAID, tried=1.0)
+    assert none(replace(view, doubted_at=1.0), DeclareDead, AskWitnesses, now=LATER)
+    assert of(DeclareDead, replace(view, doubted_at=0.9), now=LATER)

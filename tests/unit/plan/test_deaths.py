@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.model import JobState, JobView, Phase, Source, StepPhase, Verdict
-from coordinator.plan import DeclareDead, Probe, Transition, UpdateStatus, Wait
+from coordinator.model import Contact, JobState, JobView, Line, Phase, Source, StepPhase, Verdict
+from coordinator.plan import DeclareDead, HoldBack, Probe, Transition, UpdateStatus, Wait
 from tests.unit.plan.views import (
     SETTINGS,
     acked,
@@ -38,6 +38,31 @@ class TestSuspects:
         assert (dead.node, dead.incarnation) == ("n1", "n1-0")
         assert "a direct probe says: a reset" in dead.reason
         assert of(Transition, view) == []
+
+    def test_who_is_silent_is_dead_too(self) -> None:
+        view = cluster(running(spec()), without=["n1"], suspects={"n1": Verdict.SILENT})
+        heard = {
+            (f"n{one}", f"n{one}-0"): Contact(f"n{one}", f"n{one}-0", line=Line.ANSWERS)
+            for one in (0, 2)
+        }
+        assert the(DeclareDead, replace(view, contacts=heard)).node == "n1"
+
+    @pytest.mark.parametrize("heard", [0, 1])
+    def test_when_most_are_silent_the_leader_doubts_itself(self, heard: int) -> None:
+        job = replace(running(spec(4)), progress_at=0.0)
+        silent = {f"n{one}": Verdict.SILENT for one in range(heard, 4)}
+        silent |= {f"n{one}": Verdict.ALIVE for one in range(heard)}
+        view = cluster(job, without=list(silent), suspects=silent)
+        assert none(view, DeclareDead, Transition)
+        assert len(of(Probe, view)) == 4, "they are asked again and again"
+        assert {one.node for one in of(HoldBack, view)} == {f"n{one}" for one in range(heard, 4)}
+        assert "may be the one that is cut off" in the(UpdateStatus, view).status.held
+
+    def test_half_of_them_may_be_silent(self) -> None:
+        verdicts = [Verdict.SILENT, Verdict.SILENT, Verdict.DEAD, Verdict.ALIVE]
+        silent = {f"n{one}": verdict for one, verdict in enumerate(verdicts)}
+        view = cluster(running(spec(4)), without=list(silent), suspects=silent)
+        assert len(of(DeclareDead, view)) == 3
 
     def test_not_while_an_outage_of_etcd_is_fresh(self) -> None:
         view = cluster(

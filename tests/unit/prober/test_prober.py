@@ -119,7 +119,7 @@ def test_silence_past_the_deadline_is_a_death(prober: Prober, verdicts: queue.Qu
 @pytest.mark.parametrize("address", ["", "nowhere"])
 def test_no_way_to_ask(prober: Prober, verdicts: queue.Queue[Any], address: str) -> None:
     prober.probe("n0", "a", address, 2.0)
-    assert verdicts.get(timeout=SOON).verdict is Verdict.DEAD
+    assert verdicts.get(timeout=SOON).verdict is Verdict.SILENT
 
 
 def test_many_at_once_don_t_wait_for_one_another(
