@@ -11,18 +11,6 @@ import multiprocessing
 import sys
 
 from tests.modelcheck import checks
-from tests.modelcheck.explore import Search
-from tests.modelcheck.values import Shape, Violation
-
-
-def search(one: tuple[str, str, Shape]) -> tuple[bool, str]:
-    """One search: whether it is complete and has found nothing, and its row."""
-    name, failures, shape = one
-    try:
-        result = Search(shape).run()
-    except Violation as error:
-        return False, f"{name:18} {failures:20} VIOLATION: {error}"
-    return result.complete, checks.row(name, failures, result)
 
 
 def main(jobs: int, wanted: list[str]) -> int:
@@ -32,13 +20,13 @@ def main(jobs: int, wanted: list[str]) -> int:
     """
     every = [
         one
-        for one in (*checks.single(), *checks.two(), *checks.pairs())
+        for one in checks.every()
         if any(f"{one[0]} {one[1]}".startswith(begin) for begin in wanted)
     ]
     print(checks.HEAD, flush=True)
     failed = 0
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
-        for good, row in pool.imap_unordered(search, every):
+        for good, row in pool.imap_unordered(checks.search, every):
             print(row, flush=True)
             failed += not good
     print(f"{len(every)} searches, {failed} of them with a violation or cut short", flush=True)

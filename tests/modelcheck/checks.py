@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tests.modelcheck.explore import Result
-from tests.modelcheck.values import Shape
+from tests.modelcheck.explore import Result, Search
+from tests.modelcheck.values import Shape, Violation
 
 CONFIGURATIONS = {
     "3 x 1": Shape(3, 1),
@@ -47,6 +47,10 @@ def single(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Sh
     for name in names:
         for kind in SINGLE:
             yield name, kind, with_faults(CONFIGURATIONS[name], kind)
+
+
+def starts() -> Iterator[tuple[str, str, Shape]]:
+    """One failure of every kind, from the submission on."""
     for name, shape in START.items():
         for kind in SINGLE:
             yield name, kind, with_faults(shape, kind)
@@ -62,12 +66,21 @@ def pairs(names: Iterable[str] = CONFIGURATIONS) -> Iterator[tuple[str, str, Sha
                 yield name, f"{one} + {other}", shape
 
 
+def every() -> Iterator[tuple[str, str, Shape]]:
+    """All there are."""
+    yield from single()
+    yield from starts()
+    yield from two()
+    yield from pairs()
+
+
 def quick() -> Iterator[tuple[str, str, Shape]]:
     """What ends in seconds: one failure of every kind, and a few pairs."""
-    for one in single():
-        if one[0] not in START or one[1] != "verdict":
-            yield one
+    yield from single()
     yield from two()
+    for one in starts():
+        if one[1] != "verdict":
+            yield one
     for one in pairs(["3 x 1", "3 x 1 to 1"]):
         if one[1] in ("crash + lead", "crash + stall"):
             yield one
@@ -97,3 +110,13 @@ def row(name: str, failures: str, result: Result) -> str:
         f"{name:18} {failures:20} {result.states:9,} {result.transitions:12,} "
         f"{result.seconds:8.1f}  {ends if result.complete else 'CUT SHORT'}"
     )
+
+
+def search(one: tuple[str, str, Shape]) -> tuple[bool, str]:
+    """One search: whether it is complete and has found nothing, and its row."""
+    name, failures, shape = one
+    try:
+        result = Search(shape).run()
+    except Violation as error:
+        return False, f"{name:18} {failures:20} VIOLATION: {error}"
+    return result.complete, row(name, failures, result)
