@@ -59,15 +59,19 @@ _NOT_RUN: Final = frozenset({126, 127})  # the exit codes of exec_shim, with its
 _SHIM: Final = "workerd: "
 
 
-def diagnose(ending: Ending, told: str, ended_by: str, step: int) -> TrainerExit:
+def diagnose(
+    ending: Ending, told: str, ended_by: str, step: int, *, released: bool = False
+) -> TrainerExit:
     """What is reported of an ended trainer.
 
     ``told`` is the traceback that it has sent itself, ``ended_by`` why workerd has ended it, if it
-    has, and ``step`` the step of the state that it held.
+    has, ``step`` the step of the state that it held, and ``released`` whether its job was over.
     """
     traceback = (told or ending.error_file or last_traceback(ending.stderr)).strip()
     if ended_by and not told:
         found = FailureClass.CLASS_UNSPECIFIED, f"ended by workerd: {ended_by}"
+    elif released and not traceback and not (ending.code or ending.signal):
+        found = FailureClass.CLASS_UNSPECIFIED, ""
     else:
         found = _classed(ending, traceback, ended_by)
     failure, cause = found

@@ -83,7 +83,8 @@ class Hands:
                 entry.end(self._supervisor.ended(instance), time.monotonic())
                 exit_ = entry.facts.exit or TrainerExit()
                 how = f"signal {exit_.signal}" if exit_.signal else f"code {exit_.code}"
-                _log.info("trainer %s ended: %s (%s)", instance, how, exit_.cause)
+                why = f" ({exit_.cause})" if exit_.cause else ""
+                _log.info("trainer %s ended: %s%s", instance, how, why)
             case ProcessCleared(instance):
                 self._supervisor.reap(instance)
                 self.entries[instance].set(cleared=True)

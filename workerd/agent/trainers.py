@@ -105,7 +105,14 @@ class Entry:
         if self.link is not None:
             self.link.close()
             self.link = None
-        exit_ = diagnose(ending, self.traceback, self.facts.ending, self.facts.step)
+        facts = self.facts
+        exit_ = diagnose(
+            ending,
+            self.traceback,
+            facts.ending,
+            facts.step,
+            released=facts.released_at is not None,
+        )
         self.set(ended_at=now, exit=exit_, connected=False)
 
     # ---- what it says

@@ -120,6 +120,13 @@ def test_who_was_ended_by_workerd_has_not_failed() -> None:
     assert (slow.failure_class, slow.cause) == (FailureClass.SOFTWARE, "ValueError: x")
 
 
+def test_who_leaves_after_the_jobs_end_has_not_failed() -> None:
+    found = diagnose(Ending(stderr="bye"), "", "", 9, released=True)
+    assert (found.failure_class, found.cause) == (FailureClass.CLASS_UNSPECIFIED, "")
+    late = diagnose(raising("OSError: disk full"), "", "", 9, released=True)
+    assert (late.failure_class, late.cause) == (FailureClass.HOST, "OSError: disk full")
+
+
 def test_the_last_of_chained_exceptions_is_the_cause() -> None:
     text = (
         f"{FRAMES}KeyError: 1\n\nDuring handling of the above exception, another exception "

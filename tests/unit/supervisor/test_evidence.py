@@ -34,12 +34,14 @@ def run(tmp_path: Path) -> Iterator[RunToTheEnd]:
     supervisor = Supervisor(folder, uuid.uuid4().hex, events.put)
 
     def to_the_end(*command: str) -> Ending:
-        folder.trainer("t")
-        supervisor.start("t", command, {}, str(tmp_path))
-        assert events.get(timeout=SECONDS) == ProcessEnded("t")
-        ending = supervisor.ended("t")
-        assert events.get(timeout=SECONDS) == ProcessCleared("t")
-        supervisor.reap("t")
+        # Its own: whatever has an ended instance's name in its environment is killed.
+        instance = uuid.uuid4().hex
+        folder.trainer(instance)
+        supervisor.start(instance, command, {}, str(tmp_path))
+        assert events.get(timeout=SECONDS) == ProcessEnded(instance)
+        ending = supervisor.ended(instance)
+        assert events.get(timeout=SECONDS) == ProcessCleared(instance)
+        supervisor.reap(instance)
         return ending
 
     yield to_the_end
