@@ -84,7 +84,7 @@ def test_etcd_is_killed_and_a_trainer_meanwhile(reference: Reference) -> None:
 
 
 def test_the_source_of_a_pull_dies_while_it_serves(reference: Reference) -> None:
-    width = 3072
+    width = 4096
     job = spec(steps=15, width=width, spares=2, PACE="0")
     wanted = reference(job)
     with running(5) as cluster:
@@ -97,21 +97,24 @@ def test_the_source_of_a_pull_dies_while_it_serves(reference: Reference) -> None
             pid for name in {*cluster.nodes} - placed for pid in cluster.trainers(name).values()
         ]
         cluster.kill_trainer(job.name, 2)
-        ports: list[int] = []
+        pulls: list[tuple[int, int]] = []
 
         def pulling() -> bool:
-            ports.extend(port for pid in waiting if (port := receives_from(pid, 4 << 20)))
-            return bool(ports)
+            pulls.extend((pid, port) for pid in waiting if (port := receives_from(pid, 4 << 20)))
+            return bool(pulls)
 
         try:
             wait_until(pulling, pause=0.0005)
-            source = next(pid for pid in survivors if has_port(pid, ports[0]))
-            os.kill(source, signal.SIGSTOP)
+            receiver, port = pulls[0]
+            # It takes no more than what is in the sockets until the source is gone.
+            os.kill(receiver, signal.SIGSTOP)
             whole = width * width * 4 * 3  # the widest layer, and the optimizer's two moments
-            arrived = any(receives_from(pid, whole) for pid in waiting)
+            arrived = receives_from(receiver, whole)
+            source = next(pid for pid in survivors if has_port(pid, port))
+            os.kill(source, signal.SIGKILL)
+            os.kill(receiver, signal.SIGCONT)
         except PermissionError:
             pytest.skip("this kernel lets nobody take another process's descriptors")
-        os.kill(source, signal.SIGKILL)
         assert not arrived, "the pull was over before its source died"
         run.wait_incident()
         assert run.finish() == wanted
