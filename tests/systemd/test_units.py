@@ -122,7 +122,7 @@ def site() -> Iterator[Site]:
         nodes = {name: boot(name, image) for name in NODES}
         for one in machines:
             settings(one, head)
-        head.write("/root/job.toml", JOB)
+        head.write("/jobs/job.toml", JOB)
         head.write(
             "/etc/default/etcd",
             f"ETCD_LISTEN_CLIENT_URLS=http://{head.address}:2379\n"
@@ -146,7 +146,7 @@ def test_a_started_unit_is_a_registered_node(site: Site) -> None:
         # Ready means registered: nothing to wait for.
         assert name in site.cluster.nodes()
         assert machine.show(WORKERD.format(name), "StatusText").startswith("registered")
-    site.cluster.ask("submit", "/root/job.toml")
+    site.cluster.ask("submit", "/jobs/job.toml")
     site.await_steps()
     assert site.spare()
 
