@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.model import Cause, JobView, Phase, StepPhase
-from coordinator.plan import Transition
+from coordinator.plan import Transition, hang
 from tests.unit.plan.views import (
     SETTINGS,
     cluster,
@@ -83,7 +83,9 @@ def test_not_when_nobody_waits() -> None:
     job = running(spec())
     for number in range(3):
         job = still(job, number, waiting=False)
-    assert of(Transition, cluster(job), now=LONG) == []
+    view = cluster(job)
+    assert hang.find(view, job, LONG, SETTINGS) is None
+    assert of(Transition, view, now=LONG) == []
 
 
 def test_when_all_wait_for_each_other_the_group_is_built_anew() -> None:
