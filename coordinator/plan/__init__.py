@@ -74,13 +74,18 @@ def plan(view: ClusterView, now: float, settings: Settings) -> tuple[Action, ...
         else:
             actions.append(one)
     back = {(one.node, one.incarnation): one for one in actions if isinstance(one, HoldBack)}
+    judged_dead = {(one.node, one.incarnation) for one in actions if isinstance(one, DeclareDead)}
     taken: set[str] = set()
     for job in in_turn(view):
         name = job.job.spec.name
         decided = _job(view, job, taken, now, settings, judged)
         if job.job.recovery_paused:
             decided = list(valve.withhold(job, [*withheld.get(name, ()), *decided]))
-        actions.extend(decided)
+        actions.extend(
+            one
+            for one in decided
+            if not isinstance(one, DeclareDead) or (one.node, one.incarnation) not in judged_dead
+        )
         moves = [one for one in decided if isinstance(one, Transition)]
         for move in moves:
             taken.update(place.node for place in move.assign)

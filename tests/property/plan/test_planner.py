@@ -13,6 +13,7 @@ from coordinator.model import (
     Cause,
     ClusterView,
     JobView,
+    Leaver,
     Line,
     Phase,
     RankAck,
@@ -86,11 +87,18 @@ def test_no_node_gets_two_places(shown: tuple[ClusterView, float]) -> None:
 
 
 def _check_moved(job: JobView, before: int, slot: Slot, slots: dict[int, Slot]) -> None:
-    """An owner has left a slot of the same shard positions, and taken its trainers along."""
+    """An owner has left a slot of the same shard positions, and taken its trainers along.
+
+    Or who was leaving a slot takes it back.
+    """
     of = job.job.spec
-    old = job.slots[before]
+    old: Slot | Leaver | None = job.slots[before]
+    if before == slot.slot:
+        old = job.slots[before].leaving
+    else:
+        assert slots[before].node != slot.node
+    assert old is not None
     assert (old.node, old.incarnation) == (slot.node, slot.incarnation)
-    assert slots[before].node != slot.node
     assert before % of.block_slots == slot.slot % of.block_slots
     for was, now in zip(old.ranks, slot.ranks, strict=True):
         assert now == was or (now.instance, now.since) == ("", slot.generation)
