@@ -148,8 +148,7 @@ def test_all_but_one_node_die_at_once(reference: Reference) -> None:
         run = Run(cluster, job)
         run.wait_spare(2)
         run.wait_step(20)
-        for victim in [run.node_of(slot) for slot in (OTHER, VICTIM)]:
-            cluster.kill_node(victim)
+        cluster.kill_node(*(run.node_of(slot) for slot in (OTHER, VICTIM)))
         assert run.finish() == wanted
         assert all(one.lost_steps <= 1 for one in run.describe().incidents)
 
@@ -159,8 +158,7 @@ def test_with_the_last_holder_the_job_is_lost_and_says_what_is_missing() -> None
         run = Run(cluster, spec(spares=2))
         run.wait_spare(2)
         run.wait_step(20)
-        for victim in [run.node_of(slot) for slot in (ANCHOR, OTHER, VICTIM)]:
-            cluster.kill_node(victim)
+        cluster.kill_node(*(run.node_of(slot) for slot in (ANCHOR, OTHER, VICTIM)))
         lost = run.wait_state(JobState.LOST)
         assert lost.status.reason == "no living trainer holds shard positions 0 any more"
 

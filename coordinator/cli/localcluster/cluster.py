@@ -228,11 +228,12 @@ class LocalCluster:
                     return pid
         raise ClusterError(f"no trainer has rank {rank} of {job} now: {seen}")
 
-    def kill_node(self, name: str) -> None:
-        """SIGKILL a node's workerd and all of its trainers at once."""
-        pids = tree(self.nodes[name].pid)
+    def kill_node(self, *names: str) -> None:
+        """SIGKILL nodes, each with its workerd and all of its trainers, all of them at once."""
+        pids = [pid for name in names for pid in tree(self.nodes[name].pid)]
         kill_all(pids)
-        self.nodes[name].wait(10.0)
+        for name in names:
+            self.nodes[name].wait(10.0)
         reap(pids)
 
     def kill_workerd(self, name: str) -> None:
