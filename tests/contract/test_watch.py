@@ -155,9 +155,11 @@ def test_a_killed_etcd_that_comes_back(etcd: AnyEtcd, own_store: Store) -> None:
             etcd.await_ready()
             own_store.commit([], [Put(f"k/{number}", b""), Put(f"j/{number}", b"")])
             assert isinstance(events.next(), Reconnected)
-            changed = events.next()
-            assert isinstance(changed, Changed)
-            assert {c.key for c in changed.changes} == {f"k/{number}", f"j/{number}"}
+            missing = {f"k/{number}", f"j/{number}"}
+            while missing:
+                told = {c.key for c in events.until(Changed).changes}
+                assert told <= missing
+                missing -= told
         assert state(events.seen) == items(own_store)
 
 
@@ -276,10 +278,9 @@ def test_a_concurrent_writer_while_etcd_is_killed_and_frozen(
         writer.join(timeout=15)
         assert not writer.is_alive()
         etcd.await_ready()
-        own_store.commit([], [Put("a/end", b"")])
-        events.until_true(lambda: "a/end" in {k for _, k, _ in history(events.seen)[-3:]})
-    last = items(own_store)["a/end"].mod_revision
-    expected = full_history(own_store, listed.revision, last)
+        last = own_store.commit([], [Put("a/end", b"")])
+        expected = full_history(own_store, listed.revision, last)
+        events.until_true(lambda: len(history(events.seen)) >= len(expected))
     assert len(expected) > 100
     seen = history(events.seen)
     assert sorted(seen, key=repr) == sorted(expected, key=repr), "lost, repeated or made up"
@@ -316,14 +317,15 @@ def test_a_slow_sink_loses_nothing(store: Store) -> None:
     gate.set()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if seen and getattr(seen[-1], "revision", 0) >= revisions[-1]:
+        if sum(r == revisions[-1] for r, _, _ in history(seen)) == 2:
             break
-        gate.wait(0)
         threading.Event().wait(0.01)
     watch.close()
     listed = next(e for e in seen if isinstance(e, Listed))
     late = [r for r in revisions if r > listed.revision]
-    assert [r for r, _, _ in history(seen)] == [r for r in late for _ in range(2)]
+    # a range that etcd lets lag tells its part later: in order of its own
+    for key in ("a/k", "b/k"):
+        assert [r for r, k, _ in history(seen) if k == key] == late
 
 
 @only_real
