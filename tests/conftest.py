@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests have counted, at the end of the run."""
+"""Which examples are tried, and what the tests have counted, at the end of the run."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# The same examples for everybody: whether a change may land must not hang on another draw. New ones
+# are looked for with --hypothesis-profile=search.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("search", derandomize=False, print_blob=True)
+settings.load_profile("same")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
