@@ -113,19 +113,20 @@ class LocalCluster:
 
     def _launch_coordinator(self, name: str) -> None:
         before, host = self._place(name)
-        self.coordinators[name] = Process(
-            name,
-            [
-                *before,
-                *(sys.executable, "-m", "coordinator"),
-                *("--etcd", self.etcd.address, "--prefix", PREFIX, "--id", name),
-                *("--listen", f"{host}:0", "--lease-ttl", f"{self._ttl:g}"),
-                *self._extra,
-            ],
-            self.folder / f"{name}.log",
-            cwd=self.folder,
-            environment=self._mark(),
-        )
+        with signals_deferred():
+            self.coordinators[name] = Process(
+                name,
+                [
+                    *before,
+                    *(sys.executable, "-m", "coordinator"),
+                    *("--etcd", self.etcd.address, "--prefix", PREFIX, "--id", name),
+                    *("--listen", f"{host}:0", "--lease-ttl", f"{self._ttl:g}"),
+                    *self._extra,
+                ],
+                self.folder / f"{name}.log",
+                cwd=self.folder,
+                environment=self._mark(),
+            )
 
     def _await_coordinator(self, name: str) -> None:
         line = self.coordinators[name].wait_line("listening on ", 30.0)
@@ -165,21 +166,22 @@ class LocalCluster:
     def start_node(self, name: str, devices: int | None = None) -> None:
         """Start a node's workerd, or start it again; see :meth:`wait_alive`."""
         before, host = self._place(name)
-        self.nodes[name] = Process(
-            name,
-            [
-                *before,
-                *(sys.executable, "-m", "workerd"),
-                *("--etcd", self.etcd.address, "--prefix", PREFIX, "--node", name),
-                *("--listen", f"{host}:0", "--data-address", host),
-                *("--devices", f"cpu:{devices or self._devices}"),
-                *("--lease-ttl", f"{self._ttl:g}"),
-                *("--runtime-dir", str(self.runtime(name))),
-            ],
-            self.folder / f"{name}.log",
-            cwd=self.folder,
-            environment=self._mark(),
-        )
+        with signals_deferred():
+            self.nodes[name] = Process(
+                name,
+                [
+                    *before,
+                    *(sys.executable, "-m", "workerd"),
+                    *("--etcd", self.etcd.address, "--prefix", PREFIX, "--node", name),
+                    *("--listen", f"{host}:0", "--data-address", host),
+                    *("--devices", f"cpu:{devices or self._devices}"),
+                    *("--lease-ttl", f"{self._ttl:g}"),
+                    *("--runtime-dir", str(self.runtime(name))),
+                ],
+                self.folder / f"{name}.log",
+                cwd=self.folder,
+                environment=self._mark(),
+            )
 
     def runtime(self, name: str) -> Path:
         """A node's runtime folder: its socket, its trainers' pages and logs."""

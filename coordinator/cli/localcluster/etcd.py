@@ -12,7 +12,12 @@ import threading
 import time
 from pathlib import Path
 
-from coordinator.cli.localcluster.processes import ClusterError, Process, tail
+from coordinator.cli.localcluster.processes import (
+    ClusterError,
+    Process,
+    signals_deferred,
+    tail,
+)
 
 
 def find_etcd() -> str:
@@ -57,26 +62,27 @@ class Etcd:
         Raises :class:`ClusterError` when it doesn't within ``timeout`` seconds.
         """
         client = f"http://{self.address}"
-        self._process = Process(
-            "etcd",
-            [
-                self._program,
-                "--name=local",
-                f"--data-dir={self._folder / 'etcd'}",
-                f"--listen-client-urls={client}",
-                f"--advertise-client-urls={client}",
-                f"--listen-peer-urls={self._peer}",
-                f"--initial-advertise-peer-urls={self._peer}",
-                f"--initial-cluster=local={self._peer}",
-                # A single member needs no time to hear from others: it starts faster so.
-                "--heartbeat-interval=50",
-                "--election-timeout=500",
-                "--log-level=warn",
-            ],
-            self._folder / "etcd.log",
-            cwd=self._folder,
-            environment={"ETCD_UNSUPPORTED_ARCH": os.uname().machine},
-        )
+        with signals_deferred():
+            self._process = Process(
+                "etcd",
+                [
+                    self._program,
+                    "--name=local",
+                    f"--data-dir={self._folder / 'etcd'}",
+                    f"--listen-client-urls={client}",
+                    f"--advertise-client-urls={client}",
+                    f"--listen-peer-urls={self._peer}",
+                    f"--initial-advertise-peer-urls={self._peer}",
+                    f"--initial-cluster=local={self._peer}",
+                    # A single member needs no time to hear from others: it starts faster so.
+                    "--heartbeat-interval=50",
+                    "--election-timeout=500",
+                    "--log-level=warn",
+                ],
+                self._folder / "etcd.log",
+                cwd=self._folder,
+                environment={"ETCD_UNSUPPORTED_ARCH": os.uname().machine},
+            )
         deadline = time.monotonic() + timeout
         pause = threading.Event()
         while not self._healthy():

@@ -22,9 +22,11 @@ PR_GET_CHILD_SUBREAPER = 37
 # The parent-death signal must be asked for in the child, after the fork and before the program. A
 # preexec_fn would run Python, and gRPC's handlers, in a fork of a process with threads: children
 # were seen to hang there. So a small program does it.
-# The parent may have gone before the request: then no signal would ever come.
+# The parent may have gone before the request: then no signal would ever come. And it defers its own
+# signals while it starts one, so that none comes between the start and its knowing of it.
 _SHIM = (
-    "import ctypes,os,sys;"
+    "import ctypes,os,signal,sys;"
+    "signal.pthread_sigmask(signal.SIG_SETMASK,());"
     "ctypes.CDLL(None).prctl(1,9);"
     "os.getppid()==int(sys.argv[1]) or os._exit(1);"
     "os.execvp(sys.argv[2],sys.argv[2:])"
@@ -277,7 +279,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def signals_deferred() -> Iterator[None]:
     """Let the signals that end this process wait for the end of the context.
 
-    Start no process inside of it: it would inherit that.
+    A process that is started inside of it inherits that, unless it is :func:`tied`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
