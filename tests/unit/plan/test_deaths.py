@@ -39,6 +39,14 @@ class TestSuspects:
         assert "a direct probe says: a reset" in dead.reason
         assert of(Transition, view) == []
 
+    def test_who_came_back_and_is_late_too_is_dead_once(self) -> None:
+        job = running(spec(), phase=Phase.PAUSE)
+        job = acked(acked(replace(job, progress={}), 0), 2)
+        view = cluster(job, nodes=[node("n1", 1)], suspects={"n1": Verdict.UNKNOWN})
+        (dead,) = of(DeclareDead, view, now=SETTINGS.start + 1)
+        assert (dead.node, dead.incarnation) == ("n1", "n1-0")
+        assert "came back" in dead.reason
+
     def test_who_is_silent_is_dead_too(self) -> None:
         view = cluster(running(spec()), without=["n1"], suspects={"n1": Verdict.SILENT})
         heard = {
